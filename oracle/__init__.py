@@ -1,0 +1,72 @@
+"""kernel-oracle: the exact meaning of an operator, and the judge of its implementations.
+
+``import oracle`` is cheap: nothing heavy (torch, numpy, triton) is imported until one of the
+public names below is used. Programs that only want to know whether the package is there pay
+nothing for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .candidate import BadCandidate as BadCandidate
+    from .certified import Truth as Truth
+    from .certified import truth as truth
+    from .definition import Case as Case
+    from .definition import InvalidInput as InvalidInput
+    from .definition import Operator as Operator
+    from .inputs import make_inputs as make_inputs
+    from .operators import all_operators as all_operators
+    from .operators import find_operator as find_operator
+    from .verdict import Verdict as Verdict
+    from .verification import Judge as Judge
+    from .verification import verify as verify
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BadCandidate": "candidate",
+    "Case": "definition",
+    "InvalidInput": "definition",
+    "Judge": "verification",
+    "Operator": "definition",
+    "Truth": "certified",
+    "Verdict": "verdict",
+    "all_operators": "operators",
+    "find_operator": "operators",
+    "make_inputs": "inputs",
+    "truth": "certified",
+    "verify": "verification",
+}
+
+__all__ = [
+    "BadCandidate",
+    "Case",
+    "InvalidInput",
+    "Judge",
+    "Operator",
+    "Truth",
+    "Verdict",
+    "__version__",
+    "all_operators",
+    "find_operator",
+    "make_inputs",
+    "truth",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module at first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, those not yet imported included."""
+    return sorted(__all__)

@@ -1,0 +1,441 @@
+"""What an operator is: its axes, tensors, meaning, cases and suites, as plain validated data.
+
+An :class:`Operator` is the left end of every verification. It names its axes and tensors, holds
+one differentiable expression (``reference``), and says *exactly* what every output element is:
+``blocks`` cuts each output into blocks of bounded size whose elements are copied from an input,
+zero, or the exact sum of a few terms. Everything else (truth, budgets, comparison, guards) is
+derived from that and knows no operator by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from .inputs import Draws
+
+FLOATING_DTYPES = ("bfloat16", "float16", "float32")
+"""The element types an operator can be judged in, the first one first."""
+
+Style = Literal["return", "out", "inplace"]
+STYLES: tuple[Style, ...] = ("return", "out", "inplace")
+
+
+class InvalidDefinition(ValueError):
+    """An operator, case or suite contradicts itself; the message names the tensor and axis."""
+
+
+class InvalidInput(ValueError):
+    """Inputs do not fit an operator; the message names the tensor, the axis or the position."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named axis.
+
+    Attributes:
+        name: the axis, a word of the field such as ``head_dim``.
+        description: what it counts.
+        minimum: the smallest size the operator is defined for.
+        multiple_of: every size must be a multiple of this.
+        sum_of: for a derived axis, the axes whose sizes add up to its own; empty otherwise.
+    """
+
+    name: str
+    description: str
+    minimum: int = 0
+    multiple_of: int = 1
+    sum_of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A named input or output.
+
+    Attributes:
+        name: the parameter's name, in call order.
+        axes: one axis name per dimension; ``"1"`` is a dimension of size one.
+        description: what the tensor holds.
+        may_broadcast: axes that may also have size one.
+        indexes: for an int64 index tensor, the axis whose rows it names: its entries must be
+            distinct and lie in ``0..size-1``. None for a tensor of floating values.
+        regions: for an output, the names of the regions it is judged in, in the order shown.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    description: str
+    may_broadcast: tuple[str, ...] = ()
+    indexes: str | None = None
+    regions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Elements that must be bit-identical to ``source``, a tensor of the block's shape."""
+
+    source: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Zeroed:
+    """Elements that must equal zero."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Elements that are the sum of the same number of exact terms each.
+
+    Attributes:
+        terms: called without arguments, gives a float64 tensor ``[count, *block shape]`` whose
+            entries are *exactly* the terms (products of two numbers of at most 24 significant
+            bits are exact in float64). It is called once per block, so memory stays bounded.
+        count: the number of terms of every element, at least one.
+    """
+
+    terms: Callable[[], torch.Tensor]
+    count: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of one output and what its elements are.
+
+    Attributes:
+        region: the region of the output that the block belongs to.
+        index: one entry per output dimension, a slice of step one or an ascending int64 tensor of
+            positions (at most one of these); together they select the block.
+        meaning: what the selected elements must be.
+    """
+
+    region: str
+    index: tuple[slice | torch.Tensor, ...]
+    meaning: Copied | Zeroed | Summed
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an input lies in memory.
+
+    Attributes:
+        offset: elements between the start of the tensor's storage and its first element. A
+            positive offset is a tensor that starts inside a larger buffer.
+    """
+
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of sizes and one way of drawing inputs for an operator.
+
+    Attributes:
+        operator: the operator's id.
+        name: unique among the operator's cases, fit for a command line and a test id.
+        group: the suite's id, or ``"probes"``.
+        sizes: the size of every axis that is not derived.
+        dtype: the type of all floating tensors, one of :data:`FLOATING_DTYPES`.
+        kind: which of the operator's ``input_kinds`` draws the values.
+        exposes: for a probe, one line saying which fault it brings to light.
+        layouts: input name to layout, for inputs that are not plain contiguous tensors.
+        random: whether the inputs are independent random draws (and so fit for statistics).
+        published: published figures of the case, such as ``scoring_baseline_us``.
+    """
+
+    operator: str
+    name: str
+    group: str
+    sizes: Mapping[str, int]
+    kind: str
+    dtype: str = "bfloat16"
+    exposes: str = ""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    random: bool = False
+    published: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse names that a command line or a test id cannot hold, and freeze the mappings."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", self.name):
+            raise InvalidDefinition(
+                f"case name {self.name!r} of {self.operator}: use letters, digits, '_', '.', '+'"
+                " and '-' only"
+            )
+        if self.dtype not in FLOATING_DTYPES:
+            raise InvalidDefinition(
+                f"case {self.name} of {self.operator} has dtype {self.dtype!r}; known are "
+                + ", ".join(FLOATING_DTYPES)
+            )
+        for name in ("sizes", "layouts", "published"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A published set of cases.
+
+    Attributes:
+        id: the suite's public id.
+        source: where it was published.
+        cases: its cases, in the published order.
+        published: published figures of the suite as a whole.
+    """
+
+    id: str
+    source: str
+    cases: tuple[Case, ...]
+    published: Mapping[str, float] = field(default_factory=dict)
+
+
+InputKind = Callable[[Case, "Draws", Mapping[str, "np.ndarray[Any, Any]"]], None]
+"""Fills the given arrays (bit patterns of the floating tensors, int64 of index tensors)."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator: names, exact meaning, and the cases it is judged on.
+
+    Attributes:
+        id: ``family.layout.direction``, such as ``kv_rope.concat.forward``.
+        title: one line for lists.
+        formula: the definition of every output, as text.
+        source: where the definition comes from.
+        axes: all axes; derived ones after those they are made of.
+        inputs: in call order.
+        outputs: in the order they are returned.
+        dtypes: the floating types the operator is judged in.
+        official: the constants of the official suite (axis name to size), which real kernels
+            hard-code: the domain ``official``.
+        reference: ``reference(inputs, dtype)`` computes the outputs by one differentiable torch
+            expression in the given torch dtype from the inputs in call order.
+        blocks: ``blocks(inputs, output, limit)`` yields the blocks of one output; each holds at
+            most ``limit`` elements (times the number of terms in memory), every element of the
+            output lies in exactly one block.
+        input_kinds: name to the function that draws such inputs.
+        probes: small cases, each made to expose one kind of fault.
+        suites: the official suites.
+        inplace: pairs (input name, output name) that style ``inplace`` may write.
+    """
+
+    id: str
+    title: str
+    formula: str
+    source: str
+    axes: tuple[Axis, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dtypes: tuple[str, ...]
+    official: Mapping[str, int]
+    reference: Callable[[Sequence[torch.Tensor], torch.dtype], tuple[torch.Tensor, ...]]
+    blocks: Callable[[Mapping[str, torch.Tensor], str, int], Iterator[Block]]
+    input_kinds: Mapping[str, InputKind]
+    probes: tuple[Case, ...]
+    suites: tuple[Suite, ...]
+    inplace: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that axes, tensors and cases refer to each other correctly.
+
+        Raises:
+            InvalidDefinition: naming the tensor and axis, or the case, that does not fit.
+        """
+        known = {axis.name for axis in self.axes}
+        for axis in self.axes:
+            for part in axis.sum_of:
+                if part not in known:
+                    raise InvalidDefinition(
+                        f"axis {axis.name} of {self.id} is a sum of unknown axis {part!r}"
+                    )
+        for spec in self.inputs + self.outputs:
+            for axis_name in spec.axes:
+                if axis_name != "1" and axis_name not in known:
+                    raise InvalidDefinition(
+                        f"tensor {spec.name} of {self.id} has unknown axis {axis_name!r}; known"
+                        f" are {', '.join(sorted(known))}"
+                    )
+        names = [spec.name for spec in self.inputs + self.outputs]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise InvalidDefinition(f"{self.id} names {', '.join(repeated)} twice")
+        self._check_cases()
+
+    def _check_cases(self) -> None:
+        seen: set[str] = set()
+        free = {axis.name for axis in self.axes if not axis.sum_of}
+        for case in self.cases:
+            if case.name in seen:
+                raise InvalidDefinition(f"{self.id} has two cases named {case.name}")
+            seen.add(case.name)
+            if set(case.sizes) != free:
+                raise InvalidDefinition(
+                    f"case {case.name} of {self.id} gives sizes of {sorted(case.sizes)}, but the"
+                    f" free axes are {sorted(free)}"
+                )
+            if case.kind not in self.input_kinds:
+                raise InvalidDefinition(
+                    f"case {case.name} of {self.id} asks for inputs of unknown kind {case.kind!r}"
+                )
+            self.check_sizes(case.sizes)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """All cases, probes first, then the suites in order."""
+        return self.probes + tuple(case for suite in self.suites for case in suite.cases)
+
+    def case(self, name: str) -> Case:
+        """Return the case of that name.
+
+        Raises:
+            KeyError: listing what there is.
+        """
+        for case in self.cases:
+            if case.name == name:
+                return case
+        raise KeyError(
+            f"{self.id} has no case {name!r}; it has {', '.join(c.name for c in self.cases)}"
+        )
+
+    def all_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the sizes of all axes, the derived ones included."""
+        result = dict(sizes)
+        for axis in self.axes:
+            if axis.sum_of:
+                result[axis.name] = sum(result[part] for part in axis.sum_of)
+        return result
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Refuse sizes that the operator is not defined for.
+
+        Raises:
+            InvalidInput: naming the axis and its size.
+        """
+        full = self.all_sizes(sizes)
+        for axis in self.axes:
+            size = full[axis.name]
+            if size < axis.minimum or size % axis.multiple_of:
+                even = f" and a multiple of {axis.multiple_of}" if axis.multiple_of > 1 else ""
+                raise InvalidInput(
+                    f"axis {axis.name} of {self.id} is {size}; it must be at least"
+                    f" {axis.minimum}{even}"
+                )
+        for spec in self.inputs:
+            if spec.indexes is not None:
+                rows, count = full[spec.indexes], full[spec.axes[0]]
+                if count > rows:
+                    raise InvalidInput(
+                        f"{spec.name} of {self.id} would name {count} distinct rows of"
+                        f" {spec.indexes}, which has only {rows}"
+                    )
+
+    def shape(self, spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return a tensor's shape for the sizes of the free axes."""
+        full = self.all_sizes(sizes)
+        return tuple(1 if axis == "1" else full[axis] for axis in spec.axes)
+
+    def bind(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Check the inputs and return the sizes of all axes.
+
+        Args:
+            inputs: every input by name.
+
+        Returns:
+            The size of every axis, the derived ones included.
+
+        Raises:
+            InvalidInput: naming the tensors and axes that disagree, a wrong type, or the first
+                bad entry of an index tensor.
+        """
+        missing = [spec.name for spec in self.inputs if spec.name not in inputs]
+        if missing:
+            raise InvalidInput(f"{self.id} needs {', '.join(missing)}, which were not given")
+        sizes: dict[str, int] = {}
+        origin: dict[str, str] = {}
+        for spec in self.inputs:
+            _bind_shape(self.id, spec, tuple(inputs[spec.name].shape), sizes, origin)
+        _check_dtypes(self, inputs)
+        free = {axis.name: sizes[axis.name] for axis in self.axes if not axis.sum_of}
+        self.check_sizes(free)
+        for spec in self.inputs:
+            if spec.indexes is not None:
+                check_positions(spec.name, inputs[spec.name], spec.indexes, sizes[spec.indexes])
+        return self.all_sizes(free)
+
+
+def _bind_shape(
+    operator: str,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    sizes: dict[str, int],
+    origin: dict[str, str],
+) -> None:
+    """Match one shape against its axes, entering what is new into ``sizes`` and ``origin``."""
+    if len(shape) != len(spec.axes):
+        raise InvalidInput(
+            f"{spec.name} of {operator} has shape {shape}; expected {len(spec.axes)} dimensions,"
+            f" [{', '.join(spec.axes)}]"
+        )
+    for dimension, (axis, size) in enumerate(zip(spec.axes, shape, strict=True)):
+        if size == 1 and (axis == "1" or axis in spec.may_broadcast):
+            continue
+        if axis == "1":
+            raise InvalidInput(
+                f"dimension {dimension} of {spec.name} of {operator} has size {size}; it must be 1"
+            )
+        if axis not in sizes:
+            sizes[axis], origin[axis] = size, spec.name
+        elif sizes[axis] != size:
+            raise InvalidInput(
+                f"axis {axis} of {operator} is {sizes[axis]} in {origin[axis]} but {size} in"
+                f" {spec.name} (dimension {dimension} of shape {shape})"
+            )
+
+
+def _check_dtypes(operator: Operator, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a mixture of floating types, a type the operator lacks, or an index not int64."""
+    first = next(spec.name for spec in operator.inputs if spec.indexes is None)
+    dtype = str(inputs[first].dtype).removeprefix("torch.")
+    if dtype not in operator.dtypes:
+        raise InvalidInput(
+            f"{first} of {operator.id} is {dtype}; supported are {', '.join(operator.dtypes)}"
+        )
+    for spec in operator.inputs:
+        found = str(inputs[spec.name].dtype).removeprefix("torch.")
+        wanted = dtype if spec.indexes is None else "int64"
+        if found != wanted:
+            because = f"like {first}" if spec.indexes is None else f"as it indexes {spec.indexes}"
+            raise InvalidInput(
+                f"{spec.name} of {operator.id} is {found}; it must be {wanted}, {because}"
+            )
+
+
+def check_positions(name: str, positions: torch.Tensor, axis: str, rows: int) -> None:
+    """Check that an index tensor holds distinct rows in ``0..rows-1``.
+
+    Args:
+        name: the tensor's name, for messages.
+        positions: int64 ``[count]``.
+        axis: the axis whose rows are named.
+        rows: that axis's size.
+
+    Raises:
+        InvalidInput: naming the first entry that is negative, too large, or a repetition.
+    """
+    seen: dict[int, int] = {}
+    for place, row in enumerate(positions.tolist()):
+        if row < 0 or row >= rows:
+            raise InvalidInput(
+                f"{name}[{place}] is {row}, outside 0..{rows - 1} ({axis} is {rows}); negative"
+                " positions do not count from the end"
+            )
+        if row in seen:
+            raise InvalidInput(
+                f"{name}[{place}] is {row}, which {name}[{seen[row]}] names already; rows of"
+                f" {axis} must be distinct"
+            )
+        seen[row] = place

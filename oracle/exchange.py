@@ -1,0 +1,154 @@
+"""Shared memory between the judge and the candidate's process: inputs there, outputs back.
+
+Each side of a call is one anonymous memory file (``memfd_create``): nothing touches a disk, and
+nothing is left behind whatever happens to either process. Tensors lie 4 KiB apart and the space
+between them, the guard bands, is filled with 0xFF: read as floating numbers that is NaN, so a
+kernel that reads past its tensor shows it, and a kernel that writes past it changes the band.
+The judge keeps its own copy of the inputs, from which truth is computed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .definition import Case, Layout, Operator, TensorSpec
+from .inputs import as_tensor, bits_type
+from .worker import TensorLayout
+
+GUARD_BYTES = 4096
+GUARD_FILL = 0xFF
+
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the tensors of one side of a call lie.
+
+    Attributes:
+        specs: the tensors' specifications, in call order.
+        layouts: their places, in the same order.
+        dtype: the floating type's name.
+        size: bytes of the whole file.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    layouts: tuple[TensorLayout, ...]
+    dtype: str
+    size: int
+
+    def arrays(self, buffer: Bytes) -> dict[str, NDArray[Any]]:
+        """Return every tensor's bits by name, as arrays over a buffer of ``size`` bytes."""
+        arrays = {}
+        for spec, place in zip(self.specs, self.layouts, strict=True):
+            stop = place.offset + place.footprint.extent_bytes
+            flat = buffer[place.offset : stop].view(bits_type(spec, self.dtype))
+            arrays[spec.name] = flat.reshape(place.shape)
+        return arrays
+
+    def tensors(self, buffer: Bytes) -> dict[str, torch.Tensor]:
+        """Return every tensor by name, over a buffer of ``size`` bytes."""
+        arrays = self.arrays(buffer)
+        return {spec.name: as_tensor(arrays[spec.name], spec, self.dtype) for spec in self.specs}
+
+    def fill_guards(self, buffer: Bytes) -> None:
+        """Fill the guard bands before, between and after the tensors."""
+        position = 0
+        for place in self.layouts:
+            buffer[position : place.offset] = GUARD_FILL
+            position = place.offset + place.footprint.extent_bytes
+        buffer[position:] = GUARD_FILL
+
+
+def plan(
+    operator: Operator, case: Case, specs: Sequence[TensorSpec], layouts: Mapping[str, Layout]
+) -> Plan:
+    """Lay out contiguous tensors with guard bands before, between and after them.
+
+    Args:
+        operator: the case's operator.
+        case: gives the sizes and the floating type.
+        specs: the tensors, in call order.
+        layouts: for tensors that start inside a larger buffer, by name.
+    """
+    places = []
+    position = GUARD_BYTES
+    for spec in specs:
+        shape = operator.shape(spec, case.sizes)
+        item = bits_type(spec, case.dtype).itemsize
+        before = layouts.get(spec.name, Layout()).offset
+        start = position + before * item
+        count = int(np.prod(shape, dtype=np.int64))
+        places.append(
+            TensorLayout(
+                name=spec.name,
+                dtype="int64" if spec.indexes is not None else case.dtype,
+                shape=shape,
+                strides=contiguous_strides(shape),
+                offset=start,
+                storage_offset=before,
+                axes=spec.axes,
+            )
+        )
+        # The next tensor starts on a page of its own, at least one guard band further on.
+        end = start + count * item + GUARD_BYTES
+        position = -(-end // GUARD_BYTES) * GUARD_BYTES
+    return Plan(tuple(specs), tuple(places), case.dtype, position)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a contiguous tensor."""
+    strides = [1] * len(shape)
+    for dimension in range(len(shape) - 2, -1, -1):
+        strides[dimension] = strides[dimension + 1] * max(1, shape[dimension + 1])
+    return tuple(strides)
+
+
+class Arena:
+    """An anonymous memory file that two processes map; a context manager.
+
+    Args:
+        size: in bytes.
+
+    Attributes:
+        bytes: its contents, uint8 ``[size]``.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._file = os.memfd_create("kernel-oracle", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, size)
+        self._map = mmap.mmap(self._file, size)
+        self.bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+
+    def __enter__(self) -> Self:
+        """Return the arena."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the memory back."""
+        self.close()
+
+    @property
+    def path(self) -> str:
+        """A path by which another process of the same user can map the memory."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def close(self) -> None:
+        """Give the memory back; what still refers to it keeps it until it is gone itself."""
+        if self._file < 0:
+            return
+        os.close(self._file)
+        self._file = -1
+        self.bytes = np.empty(0, dtype=np.uint8)
+        # Not closed explicitly: an array over the memory may still be referenced, by a traceback
+        # for instance, and must not lose it. The mapping goes with the last reference.
+        del self._map

@@ -1,0 +1,79 @@
+"""Bit patterns that probes are made of: codes, ties, special values, subnormals.
+
+All functions return unsigned integers of the type's width (or fill arrays of them), so that the
+values reach the candidate exactly as written here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .inputs import encode
+from .rounding import format_of
+
+
+def codes(shape: tuple[int, ...], dtype: str, start: int = 0) -> NDArray[Any]:
+    """Return normal numbers of alternating sign that tell elements apart.
+
+    Neighbours and elements up to 28,672 places away (for 16-bit types) differ in value, so an
+    element that comes from elsewhere shows where it came from.
+
+    Args:
+        shape: the shape to fill, in index order.
+        dtype: the floating type's name.
+        start: number of the first code, so that two tensors can hold different ones.
+    """
+    fmt = format_of(dtype)
+    count = int(np.prod(shape))
+    number = np.arange(start, start + count, dtype=np.int64)
+    one = int(encode(1.0, dtype))
+    # A stretch of patterns around 1.0 that stays clear of subnormals and infinities when
+    # multiplied by the small powers of two that probes use.
+    span = {16: 12288, 32: 1 << 24}[8 * fmt.width] if dtype != "float16" else 8192
+    magnitude = one - span // 2 + number % span
+    sign = (number // span + number) % 2
+    unsigned = np.dtype(f"u{fmt.width}")
+    return (magnitude | (sign << (8 * fmt.width - 1))).astype(unsigned).reshape(shape)
+
+
+def every_pattern(shape: tuple[int, ...], start: int = 0, step: int = 1) -> NDArray[np.uint16]:
+    """Return 16-bit patterns in turn: all 65,536 of them where the shape has as many elements.
+
+    NaNs of every payload, infinities, both zeros and all subnormals are among them. ``step`` must
+    be odd to visit all.
+    """
+    count = int(np.prod(shape))
+    number = (start + step * np.arange(count, dtype=np.int64)) % 65536
+    return number.astype(np.uint16).reshape(shape)
+
+
+def specials(dtype: str) -> NDArray[Any]:
+    """Return infinities, quiet NaNs of two payloads, both zeros and the extremes of a type."""
+    fmt = format_of(dtype)
+    width = 8 * fmt.width
+    infinity = int(encode(np.inf, dtype))
+    sign = 1 << (width - 1)
+    quiet = infinity | (1 << (fmt.precision - 2))
+    smallest_normal = 1 << (fmt.precision - 1)
+    magnitudes = [infinity, quiet, quiet | 1, 0, 1, smallest_normal - 1, smallest_normal]
+    magnitudes.append(infinity - 1)
+    patterns = magnitudes + [pattern | sign for pattern in magnitudes]
+    return np.array(patterns, dtype=f"u{fmt.width}")
+
+
+def scaled(bits: NDArray[Any], exponent: int, dtype: str) -> NDArray[Any]:
+    """Multiply numbers by ``2**exponent``, rounding once where they become subnormal."""
+    return encode(np.ldexp(decode(bits, dtype), exponent), dtype)
+
+
+def decode(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """Return the numbers that bit patterns stand for."""
+    import torch
+
+    fmt = format_of(dtype)
+    signed = np.ascontiguousarray(bits).view(np.dtype(f"i{fmt.width}"))
+    values: NDArray[np.float64] = torch.from_numpy(signed).view(fmt.dtype).to(torch.float64).numpy()
+    return values

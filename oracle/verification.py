@@ -1,0 +1,572 @@
+"""The order of things: cases, inputs, calls, guards, comparison, verdict.
+
+:func:`verify` judges one candidate; a :class:`Judge` judges many and keeps a warm server process,
+so that a further candidate costs a fork, not an import of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from .budget import CONTRACTS, Contract
+from .candidate import (
+    BadCandidate,
+    CandidateReference,
+    load_candidate,
+    parse_candidate,
+    uses_triton,
+)
+from .definition import STYLES, Case, Operator, Style
+from .interpreter import InterpreterReport
+from .machine import Device, DeviceUnavailable, choose_device, environment
+from .operators import find_operator
+from .trial import Terms, describe, try_case
+from .verdict import CaseResult, Verdict, gravest, loosest
+from .worker import Caller, CallReply, CallRequest, CandidateProcess, WorkerServer
+
+__all__ = [
+    "DeviceUnavailable",
+    "Interrupted",
+    "Judge",
+    "UsageError",
+    "select_cases",
+    "verify",
+]
+
+OnCase = Callable[[CaseResult, int, int], None]
+
+FIRST_CALL_FACTOR = 5.0
+"""The first call may compile, so it gets this many times the time limit."""
+
+INTERPRETER_ELEMENTS = 1 << 22
+"""Cases with more output elements are not run in the interpreter unless they are named: a kernel
+of small programs takes about 4 ms per thousand elements there."""
+
+INTERPRETER_TWICE = 1 << 20
+"""Guarded cases with more output elements are called only once in the interpreter."""
+
+_GUARDED_SUITE_CASES = 2
+
+
+class UsageError(ValueError):
+    """An argument cannot be used; the message names it and what to use instead."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a verification; :attr:`verdict` holds what was judged so far."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__("interrupted")
+        self.verdict = verdict
+
+
+def select_cases(operator: Operator, cases: str | Sequence[str]) -> tuple[Case, ...]:
+    """Choose cases of an operator.
+
+    Args:
+        operator: the operator.
+        cases: ``"all"``, ``"probes"``, ``"suite"``, one name, or a sequence of these.
+
+    Returns:
+        The cases in the operator's order, each once.
+
+    Raises:
+        UsageError: for a name that is none of them, with close matches.
+    """
+    wanted: set[str] = set()
+    for name in (cases,) if isinstance(cases, str) else tuple(cases):
+        if name in ("all", "probes"):
+            wanted.update(case.name for case in operator.probes)
+        if name in ("all", "suite"):
+            wanted.update(case.name for suite in operator.suites for case in suite.cases)
+        elif name != "probes":
+            wanted.add(_known_case(operator, name))
+    if not wanted:
+        raise UsageError("no cases were given; use 'all', 'probes', 'suite' or names of cases")
+    return tuple(case for case in operator.cases if case.name in wanted)
+
+
+def _known_case(operator: Operator, name: str) -> str:
+    from difflib import get_close_matches
+
+    names = [case.name for case in operator.cases]
+    if name in names:
+        return name
+    close = get_close_matches(name, names, 3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise UsageError(
+        f"{operator.id} has no case {name!r}{hint} Use 'all', 'probes', 'suite', or a name from"
+        f" 'kernel-oracle show {operator.id}'"
+    )
+
+
+def verify(
+    candidate: str | Callable[..., Any],
+    operator: str | Operator,
+    *,
+    cases: str | Sequence[str] = "all",
+    style: Style = "return",
+    contract: Contract = "stored_intermediates",
+    domain: str = "official",
+    where: Mapping[str, object] | None = None,
+    device: str | None = None,
+    seed: int = 0,
+    timeout: float = 60.0,
+    isolate: bool = True,
+    fail_fast: bool = False,
+    on_case: OnCase | None = None,
+) -> Verdict:
+    """Judge one candidate.
+
+    Args:
+        candidate: ``"package.module:function"`` or ``"file.py:function"``; with
+            ``isolate=False`` also a callable. It is called with the operator's inputs,
+            positionally, in definition order.
+        operator: an operator or its id.
+        cases: ``"all"``, ``"probes"``, ``"suite"``, names of cases, or a sequence of these.
+        style: ``"return"`` (a tensor or a tuple is returned) or ``"out"`` (output tensors follow
+            the inputs and are written).
+        contract: the numeric contract that computed elements must meet; see
+            :data:`oracle.budget.CONTRACTS`.
+        domain: ``"official"``.
+        where: claims that narrow a domain; the official domain takes none.
+        device: ``"cuda"``, ``"cpu"`` or ``"interpreter"``; None for cuda where there is one,
+            else the interpreter for a candidate that uses Triton, else cpu.
+        seed: of the inputs.
+        timeout: seconds a call may take; the first one, which may compile, five times as long.
+        isolate: run the candidate in a process of its own. Without isolation there is no time
+            limit, and a crash takes the caller along.
+        fail_fast: stop at the first case that fails.
+        on_case: called after every case with its result, how many are done, and how many there are.
+
+    Returns:
+        The verdict. Whatever is wrong with the candidate is a status in it, not an exception.
+
+    Raises:
+        UsageError: if an argument cannot be used.
+        UnknownOperator: if there is no such operator.
+        DeviceUnavailable: if the device is not on this machine.
+        Interrupted: on Ctrl-C, with the verdict on what was judged so far.
+    """
+    with Judge(
+        operator,
+        cases=cases,
+        style=style,
+        contract=contract,
+        domain=domain,
+        where=where,
+        device=device,
+        seed=seed,
+        timeout=timeout,
+        isolate=isolate,
+        fail_fast=fail_fast,
+        on_case=on_case,
+    ) as judge:
+        return judge.verify(candidate)
+
+
+class Judge:
+    """Judges many candidates of one operator; a context manager.
+
+    The arguments are those of :func:`verify`. The server process is started with the first
+    candidate that needs it and kept until the end.
+
+    Raises:
+        UsageError: if an argument cannot be used.
+        UnknownOperator: if there is no such operator.
+    """
+
+    def __init__(
+        self,
+        operator: str | Operator,
+        *,
+        cases: str | Sequence[str] = "all",
+        style: Style = "return",
+        contract: Contract = "stored_intermediates",
+        domain: str = "official",
+        where: Mapping[str, object] | None = None,
+        device: str | None = None,
+        seed: int = 0,
+        timeout: float = 60.0,
+        isolate: bool = True,
+        fail_fast: bool = False,
+        on_case: OnCase | None = None,
+    ) -> None:
+        self.operator = find_operator(operator) if isinstance(operator, str) else operator
+        _check_choices(style, contract, domain, where, timeout)
+        if not isolate and device not in (None, "cpu"):
+            raise UsageError(f"device {device!r} needs isolate=True; without isolation use 'cpu'")
+        self.cases = select_cases(self.operator, cases)
+        self._named = _named_cases(cases)
+        self._cases_text = cases if isinstance(cases, str) else ",".join(cases)
+        self._settings = _Settings(style, contract, domain, seed, timeout, isolate, fail_fast)
+        self._device = device
+        self._on_case = on_case
+        self._servers: dict[Device, WorkerServer] = {}
+
+    def __enter__(self) -> Self:
+        """Return the judge."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the server processes."""
+        self.close()
+
+    def close(self) -> None:
+        """End the server processes."""
+        while self._servers:
+            _, server = self._servers.popitem()
+            server.close()
+
+    def verify(self, candidate: str | Callable[..., Any]) -> Verdict:
+        """Judge a candidate; see :func:`verify`."""
+        started = time.monotonic()
+        settings = self._settings
+        run = _Run(
+            operator=self.operator,
+            settings=settings,
+            candidate=candidate if isinstance(candidate, str) else _callable_name(candidate),
+            cases=self.cases,
+            cases_text=self._cases_text,
+            named=self._named,
+            on_case=self._on_case,
+        )
+        try:
+            with self._caller_for(candidate, run) as source:
+                run.judge(source)
+        except BadCandidate as error:
+            run.refuse(str(error))
+        except KeyboardInterrupt:
+            self.close()
+            raise Interrupted(run.verdict(started, interrupted=True)) from None
+        return run.verdict(started)
+
+    @contextlib.contextmanager
+    def _caller_for(
+        self, candidate: str | Callable[..., Any], run: _Run
+    ) -> Iterator[_Isolated | _Local]:
+        """Yield what calls the candidate, and say in the run where it runs.
+
+        Raises:
+            BadCandidate: if there is no such candidate.
+        """
+        if not self._settings.isolate:
+            run.device = "cpu"
+            yield _Local(candidate, self.operator)
+            return
+        if not isinstance(candidate, str):
+            raise UsageError(
+                f"{_callable_name(candidate)} is a callable, which cannot be isolated; name it as"
+                " 'package.module:function' or 'file.py:function', or pass isolate=False"
+            )
+        # The device decides what is asked of the candidate, so it comes first.
+        run.device = choose_device(self._device, triton_candidate=False)
+        reference = parse_candidate(candidate)
+        run.device = choose_device(self._device, uses_triton(reference))
+        source = _Isolated(self._server(run.device), reference, self.operator, run)
+        try:
+            yield source
+        finally:
+            source.close()
+
+    def _server(self, device: Device) -> WorkerServer:
+        if device not in self._servers:
+            server = WorkerServer(device)
+            server.__enter__()
+            self._servers[device] = server
+        return self._servers[device]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    style: Style
+    contract: Contract
+    domain: str
+    seed: int
+    timeout: float
+    isolate: bool
+    fail_fast: bool
+
+
+def _check_choices(
+    style: str, contract: str, domain: str, where: Mapping[str, object] | None, timeout: float
+) -> None:
+    if style not in STYLES or style == "inplace":
+        raise UsageError(f"style {style!r} is not one of 'return', 'out'")
+    if contract not in CONTRACTS:
+        raise UsageError(f"contract {contract!r} is not one of {', '.join(CONTRACTS)}")
+    if domain != "official":
+        raise UsageError(f"domain {domain!r} is not known; there is 'official'")
+    if where:
+        raise UsageError(f"where={dict(where)!r}: the official domain takes no claims")
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise UsageError(f"timeout is {timeout}; it must be a positive number of seconds")
+
+
+def _named_cases(cases: str | Sequence[str]) -> frozenset[str]:
+    """Return the cases that were asked for by their own names."""
+    names = (cases,) if isinstance(cases, str) else tuple(cases)
+    return frozenset(names) - {"all", "probes", "suite"}
+
+
+def _callable_name(function: object) -> str:
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{module}:{name}" if module else name
+
+
+class _Isolated:
+    """Calls a candidate in a process of its own; makes another when that one dies."""
+
+    def __init__(
+        self,
+        server: WorkerServer,
+        reference: CandidateReference,
+        operator: Operator,
+        run: _Run,
+    ) -> None:
+        self._server = server
+        self._reference = reference
+        self._operator = operator
+        self._style = run.settings.style
+        self._process: CandidateProcess | None = None
+        self.interpreter = server.hello.interpreter if server.hello else None
+
+    def load(self, timeout: float) -> None:
+        """Load the candidate if it is not loaded.
+
+        Raises:
+            BadCandidate: if it cannot be loaded.
+        """
+        if self._process is None or not self._process.alive:
+            self._process = self._server.candidate(
+                self._reference,
+                _parameters(self._operator, self._style),
+                timeout,
+                self._operator.id,
+            )
+
+    def call(self, request: CallRequest, timeout: float) -> CallReply:
+        """Call the candidate."""
+        self.load(timeout)
+        assert self._process is not None
+        return self._process.call(request, timeout)
+
+    def close(self) -> None:
+        """End the candidate's process."""
+        if self._process is not None:
+            self._process.close()
+
+
+class _Local:
+    """Calls a candidate in this process."""
+
+    interpreter = None
+
+    def __init__(self, candidate: str | Callable[..., Any], operator: Operator) -> None:
+        if isinstance(candidate, str):
+            candidate = load_candidate(
+                parse_candidate(candidate), _parameters(operator, "return"), operator.id
+            )
+        self._caller = Caller(candidate, "cpu")
+
+    def load(self, timeout: float) -> None:
+        """Do nothing: it is loaded."""
+
+    def call(self, request: CallRequest, timeout: float) -> CallReply:  # noqa: ARG002
+        """Call the candidate; no time limit can be kept in this process."""
+        return self._caller.call(request)
+
+
+def _parameters(operator: Operator, style: Style) -> tuple[str, ...]:
+    """Return the names of the arguments a candidate is called with."""
+    specs = operator.inputs + (operator.outputs if style == "out" else ())
+    return tuple(spec.name for spec in specs)
+
+
+class _Run:
+    """One verification: the results as they come in, and the verdict on them."""
+
+    def __init__(
+        self,
+        *,
+        operator: Operator,
+        settings: _Settings,
+        candidate: str,
+        cases: tuple[Case, ...],
+        cases_text: str,
+        named: frozenset[str],
+        on_case: OnCase | None,
+    ) -> None:
+        self.operator = operator
+        self.settings = settings
+        self.device: Device = "cpu"
+        self._candidate = candidate
+        self._cases = cases
+        self._cases_text = cases_text
+        self._named = named
+        self._on_case = on_case
+        self._results: list[CaseResult] = []
+        self._remarks: list[str] = []
+        self._refusal = ""
+
+    def judge(self, source: _Isolated | _Local) -> None:
+        """Judge every case in turn.
+
+        Raises:
+            BadCandidate: if the candidate cannot be loaded.
+        """
+        self._note_interpreter(source.interpreter)
+        source.load(FIRST_CALL_FACTOR * self.settings.timeout)
+        guarded = _guarded(self.operator)
+        for case in self._cases:
+            twice = case.name in guarded and not self._slow(case, INTERPRETER_TWICE)
+            result = self._skip(case) or self._judge_case(source, case, twice)
+            self._results.append(result)
+            if self._on_case is not None:
+                self._on_case(result, len(self._results), len(self._cases))
+            if self.settings.fail_fast and result.status not in ("passed", "empty_ok", "not_run"):
+                self._remarks.append(f"stopped after {result.name}, as fail-fast was asked for")
+                return
+
+    def refuse(self, reason: str) -> None:
+        """Note that the candidate cannot be judged at all."""
+        self._refusal = reason
+
+    def _note_interpreter(self, report: InterpreterReport | None) -> None:
+        """Remark on the interpreter; refuse to judge bfloat16 where it is not faithful.
+
+        Raises:
+            DeviceUnavailable: where it is not, and a case needs it.
+        """
+        if report is None:
+            return
+        if report.faithful:
+            self._remarks.append(report.remark)
+        elif any(case.dtype == "bfloat16" for case in self._cases):
+            raise DeviceUnavailable(f"{report.reason} Use another version of Triton, or a GPU.")
+
+    def _skip(self, case: Case) -> CaseResult | None:
+        if case.name in self._named or not self._slow(case, INTERPRETER_ELEMENTS):
+            return None
+        elements = _output_elements(self.operator, case)
+        return CaseResult(
+            **describe(case),
+            status="not_run",
+            detail=f"{elements:,} output elements are more than the {INTERPRETER_ELEMENTS:,} that"
+            " the interpreter is given; name the case to run it all the same, or use a GPU",
+        )
+
+    def _slow(self, case: Case, elements: int) -> bool:
+        """Whether a case runs in the interpreter and has more output elements than a number."""
+        if self.device != "interpreter":
+            return False
+        return _output_elements(self.operator, case) > elements
+
+    def _judge_case(self, source: _Isolated | _Local, case: Case, twice: bool) -> CaseResult:
+        started = time.monotonic()
+        settings = self.settings
+        called = any(result.status != "not_run" for result in self._results)
+        terms = Terms(
+            style=settings.style,
+            contract=settings.contract,
+            device=self.device,
+            seed=settings.seed,
+            timeout=settings.timeout,
+            first_timeout=settings.timeout * (1.0 if called else FIRST_CALL_FACTOR),
+            twice=twice,
+        )
+        try:
+            result = try_case(self.operator, case, source, terms)
+        except BadCandidate:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not lose other cases
+            result = _judge_error(case, error)
+        return replace(result, seconds=time.monotonic() - started)
+
+    def verdict(self, started: float, interrupted: bool = False) -> Verdict:
+        """Return the verdict on the cases judged so far."""
+        status = (
+            "bad_candidate" if self._refusal else gravest([case.status for case in self._results])
+        )
+        failure = next((case for case in self._results if case.status == status), None)
+        failed = status not in ("passed", "nothing_compared")
+        detail = self._refusal
+        if failed and failure is not None:
+            detail = f"{failure.name}: {failure.detail}"
+        return Verdict(
+            operator=self.operator.id,
+            candidate=self._candidate,
+            status=status,
+            violation=failure.violation if failed and failure else "",
+            detail=detail,
+            grade=self._grade(status),
+            contract=self.settings.contract,
+            domain=self.settings.domain,
+            style=self.settings.style,
+            device=self.device,
+            seed=self.settings.seed,
+            cases=tuple(self._results),
+            remarks=tuple(self._remarks + self._coverage_remarks()),
+            environment=environment(),
+            reproduce=self._command(failure.name if failed and failure else self._cases_text),
+            seconds=time.monotonic() - started,
+            interrupted=interrupted,
+        )
+
+    def _grade(self, status: str) -> str | None:
+        if status != "passed":
+            return None
+        return loosest([case.grade for case in self._results if case.status == "passed"])
+
+    def _coverage_remarks(self) -> list[str]:
+        skipped = [case.name for case in self._results if case.status == "not_run"]
+        remarks = []
+        if skipped:
+            remarks.append(
+                f"{len(skipped)} of {len(self._cases)} cases were not run in the interpreter,"
+                f" being too large for it: {', '.join(skipped)}"
+            )
+        if self.device == "interpreter":
+            remarks.append("not run on a GPU: an interpreted run never stands for a compiled one")
+        return remarks
+
+    def _command(self, cases: str) -> str:
+        settings = self.settings
+        words = ["kernel-oracle", "verify", self._candidate, "--operator", self.operator.id]
+        words += ["--cases", cases, "--seed", str(settings.seed), "--device", self.device]
+        if settings.style != "return":
+            words += ["--style", settings.style]
+        if settings.contract != "stored_intermediates":
+            words += ["--contract", settings.contract]
+        return shlex.join(words)
+
+
+def _guarded(operator: Operator) -> frozenset[str]:
+    """Return the cases that get the expensive guards: the probes, two small ones of each suite."""
+    names = [case.name for case in operator.probes]
+    for suite in operator.suites:
+        by_size = sorted(suite.cases, key=lambda case: _output_elements(operator, case))
+        names += [case.name for case in by_size[:_GUARDED_SUITE_CASES]]
+    return frozenset(names)
+
+
+def _output_elements(operator: Operator, case: Case) -> int:
+    return sum(math.prod(operator.shape(spec, case.sizes)) for spec in operator.outputs)
+
+
+def _judge_error(case: Case, error: Exception) -> CaseResult:
+    return CaseResult(
+        **describe(case),
+        status="judge_error",
+        detail=f"The judge failed, not the candidate: {type(error).__name__}: {error}. Please"
+        " report this with the traceback below.",
+        output_text="".join(traceback.format_exception(error)),
+    )

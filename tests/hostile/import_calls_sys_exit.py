@@ -1,0 +1,5 @@
+"""A candidate that is a script."""
+
+import sys
+
+sys.exit("usage: this is a script")

@@ -1,0 +1,4 @@
+"""A candidate whose import does not end."""
+
+while True:
+    pass

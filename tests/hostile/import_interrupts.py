@@ -1,0 +1,3 @@
+"""A candidate that raises KeyboardInterrupt while it is imported."""
+
+raise KeyboardInterrupt

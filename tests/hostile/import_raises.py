@@ -1,0 +1,3 @@
+"""A candidate whose import fails."""
+
+raise RuntimeError("no such accelerator")

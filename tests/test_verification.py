@@ -1,0 +1,355 @@
+"""The judge as a whole: honest kernels pass with their grade, wrong ones fail with evidence."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import oracle
+from oracle.definition import Case, Operator
+from oracle.rounding import format_of
+from oracle.verdict import GRADES, CaseResult, Element, RegionResult
+from oracle.verification import Interrupted, Judge, UsageError, select_cases
+from tests import rational
+from tests.honest import HONEST, HonestKernel
+from tests.wrong import concat_forward, static_backward
+from tests.wrong.catalogue import WrongKernel
+
+FORWARD = "kv_rope.concat.forward"
+BACKWARD = "kv_rope.static.backward"
+MODULES = {FORWARD: concat_forward, BACKWARD: static_backward}
+WRONG = [(operator, kernel) for operator, module in MODULES.items() for kernel in module.WRONG]
+
+
+@pytest.fixture(scope="module")
+def judges() -> Iterator[dict[tuple[str, str], Judge]]:
+    """A judge for each operator and style; each keeps one server process for all tests."""
+    made: dict[tuple[str, str], Judge] = {}
+    try:
+        for operator in MODULES:
+            for style in ("return", "out"):
+                made[operator, style] = Judge(
+                    operator, cases="probes", style=style, device="cpu", fail_fast=True
+                )
+        yield made
+    finally:
+        for judge in made.values():
+            judge.close()
+
+
+# Honest kernels.
+
+
+@pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
+def test_an_honest_kernel_passes_all_probes_with_its_grade(
+    judges: dict[tuple[str, str], Judge], kernel: HonestKernel
+) -> None:
+    verdict = judges[kernel.operator, kernel.style].verify(f"tests.honest:{kernel.name}")
+    assert verdict.passed, verdict.summary()
+    assert verdict.grade is not None
+    assert GRADES.index(verdict.grade) <= GRADES.index(kernel.grade)
+    assert verdict.certified == verdict.elements > 0
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        (FORWARD, "forward_eager"),
+        (FORWARD, "forward_fp32"),
+        (BACKWARD, "backward_eager"),
+        (BACKWARD, "backward_heads_forward"),
+        (BACKWARD, "backward_products_stored"),
+    ],
+)
+def test_fp32_and_stored_products_both_pass_over_fifty_seeds(operator: str, name: str) -> None:
+    function = getattr(importlib.import_module("tests.honest"), name)
+    cases = ["random", "cancellation"]
+    for seed in range(50):
+        verdict = oracle.verify(function, operator, cases=cases, seed=seed, isolate=False)
+        assert verdict.passed, verdict.summary()
+
+
+@pytest.mark.parametrize("operator", MODULES)
+def test_a_candidate_that_calls_the_certified_oracle_is_correctly_rounded(operator: str) -> None:
+    definition = oracle.find_operator(operator)
+
+    def certified(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        named = {spec.name: x for spec, x in zip(definition.inputs, inputs, strict=True)}
+        return tuple(oracle.truth(definition, named).outputs.values())
+
+    verdict = oracle.verify(
+        certified, operator, cases="probes", contract="correctly_rounded", isolate=False
+    )
+    assert verdict.passed, verdict.summary()
+    assert verdict.grade == "correctly_rounded"
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"), [(FORWARD, "forward_eager"), (BACKWARD, "backward_eager")]
+)
+def test_a_small_suite_case_passes_beside_the_probes(operator: str, name: str) -> None:
+    smallest = min(
+        (case for suite in oracle.find_operator(operator).suites for case in suite.cases),
+        key=lambda case: math.prod(case.sizes[axis] + 1 for axis in case.sizes),
+    )
+    verdict = oracle.verify(f"tests.honest:{name}", operator, cases=smallest.name, device="cpu")
+    assert verdict.passed
+    assert verdict.grade == "stored_intermediates"
+    assert verdict.cases[0].group.startswith("sol-execbench/")
+
+
+def test_eager_is_below_a_tighter_contract_and_says_so() -> None:
+    verdict = oracle.verify(
+        "tests.honest:forward_eager",
+        FORWARD,
+        cases="random",
+        contract="single_rounding",
+        device="cpu",
+    )
+    assert verdict.status == "below_contract"
+    assert verdict.grade is None
+    region = verdict.cases[0].regions[1]
+    assert region.grade == "stored_intermediates"
+    assert "single_rounding" in verdict.detail
+
+
+# Wrong kernels.
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel"), WRONG, ids=[f"{op.split('.')[-1]}-{k.name}" for op, k in WRONG]
+)
+def test_a_wrong_kernel_is_rejected_for_the_right_reason_at_the_right_element(
+    judges: dict[tuple[str, str], Judge], operator: str, kernel: WrongKernel
+) -> None:
+    name = f"{MODULES[operator].__name__}:{kernel.name}"
+    verdict = judges[operator, kernel.style].verify(name)
+    assert not verdict.passed
+    assert verdict.status in kernel.status, verdict.summary()
+    if verdict.status == "call_violation":
+        assert verdict.violation in kernel.violations, verdict.summary()
+    if verdict.status in ("wrong_values", "below_contract"):
+        failure = verdict.first_failure
+        assert failure is not None
+        found = failure.first_wrong
+        assert found is not None
+        check_first_wrong(oracle.find_operator(operator), kernel, failure, *found)
+
+
+def check_first_wrong(
+    operator: Operator, kernel: WrongKernel, failure: CaseResult, region: RegionResult, it: Element
+) -> None:
+    """Check against rational arithmetic that the element is wrong and all before it are not."""
+    case = operator.case(failure.name)
+    inputs = oracle.make_inputs(case, 0)
+    outputs = run(operator, case, kernel, inputs)
+    exact = rational.exact_outputs(operator.id, list(inputs.values()))
+    for name, actual in outputs.items():
+        true = oracle.truth(operator, inputs).outputs[name]
+        bits = format_of(case.dtype).bits_dtype
+        differing = (actual.view(bits) != true.view(bits)).nonzero().tolist()
+        for place in map(tuple, differing):
+            if name == region.output and place >= it.index:
+                break
+            assert is_accepted(exact[name].element(place), actual[place]), (name, place)
+        if name == region.output:
+            assert not is_accepted(exact[name].element(it.index), actual[it.index])
+            assert it.got_bits == f"0x{int(actual.view(bits)[it.index]) & 0xFFFF:04x}"
+            return
+    pytest.fail(f"{region.output} is no output of {operator.id}")
+
+
+def run(
+    operator: Operator, case: Case, kernel: WrongKernel, inputs: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Call a kernel on fresh copies of the inputs."""
+    arguments = [tensor.clone() for tensor in inputs.values()]
+    if kernel.style == "out":
+        shapes = [operator.shape(spec, case.sizes) for spec in operator.outputs]
+        results: Any = [torch.full(shape, math.nan, dtype=torch.bfloat16) for shape in shapes]
+        kernel.function(*arguments, *results)
+    else:
+        results = kernel.function(*arguments)
+    return {spec.name: x for spec, x in zip(operator.outputs, results, strict=True)}
+
+
+def is_accepted(element: rational.Element, actual: torch.Tensor) -> bool:
+    """Whether rational arithmetic accepts a value for an element, by the default contract."""
+    (got,) = rational.bits_of(actual.reshape(1))
+    if element.region == "copied":
+        return got == element.bits
+    if element.region == "zeroed":
+        return got & 0x7FFF == 0
+    acceptance = rational.acceptance("stored_intermediates", element.terms, rational.BF16)
+    return acceptance.accepts(rational.decode(got, rational.BF16))
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        ("no_such_file.py:f", "no_such_file.py"),
+        ("tests.honest:no_such_function", "no_such_function"),
+        ("tests.no_such_module:f", "tests.no_such_module"),
+        ("tests.honest", ":"),
+        ("tests.honest:rotate_half", "6"),
+        ("tests.honest:HONEST", "HONEST"),
+    ],
+)
+def test_what_cannot_be_called_is_a_bad_candidate_and_says_why(candidate: str, words: str) -> None:
+    verdict = oracle.verify(candidate, FORWARD, cases="random", device="cpu")
+    assert verdict.status == "bad_candidate"
+    assert words in verdict.detail
+    assert verdict.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"cases": "no-such"}, "no-such"),
+        ({"cases": "rando"}, "did you mean random"),
+        ({"cases": ()}, "no cases"),
+        ({"contract": "nearly"}, "nearly"),
+        ({"style": "inplace"}, "inplace"),
+        ({"domain": "general"}, "general"),
+        ({"where": {"head_dim": 64}}, "head_dim"),
+        ({"timeout": 0.0}, "timeout"),
+        ({"timeout": math.nan}, "timeout"),
+        ({"isolate": False, "device": "interpreter"}, "isolate"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        oracle.verify("tests.honest:forward_fp32", FORWARD, **arguments)
+
+
+def test_a_callable_needs_isolate_false() -> None:
+    with pytest.raises(UsageError, match="isolate=False"):
+        oracle.verify(lambda *inputs: None, FORWARD, cases="random", device="cpu")
+
+
+def test_an_unknown_operator_lists_those_there_are() -> None:
+    with pytest.raises(ValueError, match=FORWARD):
+        oracle.verify("tests.honest:forward_fp32", "kv_rope.concat.sideways")
+
+
+def test_a_crash_in_one_case_leaves_the_others_judged() -> None:
+    verdict = oracle.verify(
+        "tests.hostile.by_case:crashes_on_three_batches",
+        FORWARD,
+        cases=["one-token", "random", "keep"],
+        device="cpu",
+    )
+    statuses = {case.name: case.status for case in verdict.cases}
+    assert statuses == {"keep": "passed", "one-token": "crashed", "random": "passed"}
+    assert verdict.status == "crashed"
+
+
+def test_a_hang_in_one_case_times_out_and_leaves_the_others_judged() -> None:
+    verdict = oracle.verify(
+        "tests.hostile.by_case:hangs_on_three_batches",
+        FORWARD,
+        cases=["one-token", "random", "keep"],
+        device="cpu",
+        timeout=1.0,
+    )
+    statuses = {case.name: case.status for case in verdict.cases}
+    assert statuses == {"keep": "passed", "one-token": "timed_out", "random": "passed"}
+    assert verdict.exit_status == 1
+
+
+def test_fail_fast_stops_after_the_first_failure() -> None:
+    verdict = oracle.verify(
+        "tests.wrong.concat_forward:key_not_rotated",
+        FORWARD,
+        cases=["turn", "random", "ties"],
+        device="cpu",
+        fail_fast=True,
+    )
+    assert [case.name for case in verdict.cases] == ["turn"]
+
+
+def test_an_interrupted_run_keeps_what_it_has_judged() -> None:
+    def stop(result: CaseResult, done: int, total: int) -> None:
+        assert (result.status, total) == ("passed", 3)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        oracle.verify(
+            "tests.honest:forward_fp32",
+            FORWARD,
+            cases=["keep", "turn", "random"],
+            device="cpu",
+            on_case=stop,
+        )
+    verdict = caught.value.verdict
+    assert [case.name for case in verdict.cases] == ["keep", "turn"]
+    assert verdict.interrupted
+    assert not verdict.passed
+    assert verdict.exit_status == 130
+
+
+def test_a_fault_of_the_judge_is_its_own_and_loses_no_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from oracle import trial
+
+    compare = trial.compare
+    calls = []
+
+    def failing(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise ZeroDivisionError("planted")
+        return compare(*arguments)
+
+    monkeypatch.setattr(trial, "compare", failing)
+    verdict = oracle.verify(
+        "tests.honest:forward_fp32", FORWARD, cases=["keep", "turn"], device="cpu"
+    )
+    assert [case.status for case in verdict.cases] == ["judge_error", "passed"]
+    assert "planted" in verdict.cases[0].detail
+    assert verdict.exit_status == 3
+
+
+# Cases, grades, seeds.
+
+
+def test_cases_are_selected_by_group_and_name_in_the_operators_order() -> None:
+    operator = oracle.find_operator(FORWARD)
+    everything = select_cases(operator, "all")
+    assert everything == operator.cases
+    assert select_cases(operator, ["suite", "probes"]) == everything
+    assert len(select_cases(operator, "suite")) == 16
+    assert [case.name for case in select_cases(operator, ["random", "keep"])] == ["keep", "random"]
+
+
+def test_another_seed_draws_other_inputs_and_the_verdict_names_it() -> None:
+    case = oracle.find_operator(FORWARD).case("random")
+    first, second = (oracle.make_inputs(case, seed)["key_states"] for seed in (0, 1))
+    assert not torch.equal(first, second)
+    verdict = oracle.verify(
+        "tests.honest:forward_fp32", FORWARD, cases="random", seed=7, device="cpu"
+    )
+    assert verdict.seed == 7
+    assert "--seed 7" in verdict.reproduce
+
+
+def test_a_verdict_survives_json() -> None:
+    import json
+
+    verdict = oracle.verify(
+        "tests.wrong.concat_forward:nan_in_the_last_row", FORWARD, cases="random", device="cpu"
+    )
+    text = json.dumps(verdict.to_dict(), allow_nan=False)
+    again = oracle.Verdict.from_dict(json.loads(text))
+    assert again.to_dict() == verdict.to_dict()
+    assert again.status == "wrong_values"

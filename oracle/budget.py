@@ -19,7 +19,9 @@ gamma_n = n u32 / (1 - n u32) (N. J. Higham, "Accuracy and Stability of Numerica
 * ``stored_intermediates``: each product kept, or stored once in the output type (directly or by
   way of float32): [y + sum of min e(t) - d32, y + sum of max e(t) + d32] with e(t) in
   {0, RN_out(t) - t, RN_out(RN_32(t)) - t}.
-* ``bounded_error``: [y - u_out S - d32, y + u_out S + d32], S the sum of abs(t).
+* ``bounded_error``: [y - B - d32, y + B + d32], B the sum of max(u_out abs(t), v) over the nonzero
+  t: storing a product errs by at most u_out abs(t), or by v, half the smallest subnormal number of
+  the output type.
 
 All bounds are evaluated outward: what float64 cannot represent widens the interval.
 """
@@ -27,12 +29,13 @@ All bounds are evaluated outward: what float64 cannot represent widens the inter
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 
-from .certified import DoubleDouble, add_terms, round_down, round_up
-from .rounding import Format, round_float64
+from .certified import add_terms, round_down, round_up
+from .rounding import Format, power_of_two, round_float64
 
 Contract = Literal["correctly_rounded", "single_rounding", "stored_intermediates", "bounded_error"]
 
@@ -75,20 +78,87 @@ class Interval:
         return inside | (~self.in_domain & ~torch.isfinite(value))
 
 
+class Budget:
+    """The intervals of some elements; what the contracts have in common is computed once.
+
+    Args:
+        terms: float64 ``[count, elements]``, the exact finite terms.
+        fmt: the output's format.
+    """
+
+    def __init__(self, terms: torch.Tensor, fmt: Format) -> None:
+        self._terms = terms
+        self._fmt = fmt
+
+    def interval(self, contract: Contract) -> Interval:
+        """Return what a contract accepts; bounds of shape ``[elements]``."""
+        if contract == "correctly_rounded":
+            value = add_terms(self._terms)
+            low, high = round_down(value, self._fmt), round_up(value, self._fmt)
+            return Interval(low, high, torch.ones_like(low, dtype=torch.bool))
+        sizes = self._magnitudes
+        # Out of the domain float32 sums may overflow before the last rounding.
+        in_domain = sizes.reach * (1 + gamma(self._terms.shape[0])) < FLOAT32_LIMIT
+        slack = sizes.sum_error[None]
+        if contract == "single_rounding":
+            return self._between(-slack, slack, in_domain)
+        if contract == "bounded_error":
+            # Scaling by a power of two is exact.
+            largest = (self._fmt.unit_roundoff * self._terms.abs()).clamp(
+                min=self._fmt.smallest / 2
+            )
+            spread = torch.cat((torch.where(self._terms == 0, 0.0, largest), slack))
+            return self._between(-spread, spread, in_domain)
+        direct, through = sizes.stored - self._terms, sizes.through - self._terms
+        smallest = torch.minimum(direct, through).clamp(max=0.0)
+        largest = torch.maximum(direct, through).clamp(min=0.0)
+        below, above = torch.cat((smallest, -slack)), torch.cat((largest, slack))
+        return self._between(below, above, in_domain & sizes.stores_finite)
+
+    def _between(
+        self, below: torch.Tensor, above: torch.Tensor, in_domain: torch.Tensor
+    ) -> Interval:
+        """Add corrections, ``[some, elements]`` each, to the terms and round outward."""
+        low = round_down(add_terms(torch.cat((self._terms, below))), self._fmt)
+        high = round_up(add_terms(torch.cat((self._terms, above))), self._fmt)
+        return Interval(low, high, in_domain)
+
+    def out_of_domain(self, contract: Contract) -> int:
+        """Count the elements outside the domain of a contract."""
+        if contract == "correctly_rounded":
+            return 0
+        # Nothing overflows if even the sum of as many of the largest terms does not.
+        largest = float(self._terms.abs().max())
+        if 2 * largest * self._terms.shape[0] < min(self._fmt.largest, FLOAT32_LIMIT):
+            return 0
+        return int((~self.interval(contract).in_domain).sum())
+
+    @cached_property
+    def _magnitudes(self) -> _Magnitudes:
+        return _magnitudes(self._terms, self._fmt)
+
+
 @dataclass(frozen=True)
 class _Magnitudes:
-    """Quantities of the formulas above: float64 per term (stored, through) or per element."""
+    """Quantities of the formulas above, float64.
+
+    Attributes:
+        stored: per term, RN_out(t); t itself where that is infinite.
+        through: per term, RN_out(RN_32(t)); t itself where that is infinite.
+        stores_finite: whether both are finite for all terms.
+        reach: R.
+        sum_error: d32.
+    """
 
     stored: torch.Tensor
     through: torch.Tensor
     stores_finite: torch.Tensor
-    sum_abs: torch.Tensor
     reach: torch.Tensor
     sum_error: torch.Tensor
 
 
 def interval(terms: torch.Tensor, contract: Contract, fmt: Format) -> Interval:
-    """Return the interval of a contract.
+    """Return the interval of one contract.
 
     Args:
         terms: float64 ``[count, elements]``, the exact finite terms.
@@ -98,29 +168,7 @@ def interval(terms: torch.Tensor, contract: Contract, fmt: Format) -> Interval:
     Returns:
         Bounds of shape ``[elements]``.
     """
-    if contract == "correctly_rounded":
-        exact = add_terms(terms)
-        low, high = round_down(exact, fmt), round_up(exact, fmt)
-        return Interval(low, high, torch.ones_like(low, dtype=torch.bool))
-    sizes = _magnitudes(terms, fmt)
-    # Out of the domain float32 sums may overflow, so the bound may be unbounded too.
-    in_domain = sizes.reach * (1 + gamma(terms.shape[0])) < FLOAT32_LIMIT
-    below, above = -sizes.sum_error, sizes.sum_error
-    if contract == "bounded_error":
-        classical = fmt.unit_roundoff * sizes.sum_abs
-        below, above = below - classical, above + classical
-        widened = _outward(terms.shape[0] + 2)
-        low = round_down(_plus(terms, below[None] * widened), fmt)
-        high = round_up(_plus(terms, above[None] * widened), fmt)
-        return Interval(low, high, in_domain)
-    if contract == "single_rounding":
-        low = round_down(_plus(terms, below[None]), fmt)
-        high = round_up(_plus(terms, above[None]), fmt)
-        return Interval(low, high, in_domain)
-    smallest, largest = _storage_errors(terms, sizes)
-    low = round_down(_plus(terms, smallest, below[None]), fmt)
-    high = round_up(_plus(terms, largest, above[None]), fmt)
-    return Interval(low, high, in_domain & sizes.stores_finite)
+    return Budget(terms, fmt).interval(contract)
 
 
 def gamma(count: int) -> float:
@@ -132,11 +180,6 @@ def gamma(count: int) -> float:
 def _outward(operations: int) -> float:
     """Return the factor that covers the given number of float64 roundings of a positive bound."""
     return 1 + (operations + 8) * 2 * _OUTWARD_UNIT
-
-
-def _plus(terms: torch.Tensor, *corrections: torch.Tensor) -> DoubleDouble:
-    """Add terms and corrections, each ``[some, elements]``, with an error bound."""
-    return add_terms(torch.cat((terms, *corrections)))
 
 
 def _magnitudes(terms: torch.Tensor, fmt: Format) -> _Magnitudes:
@@ -155,7 +198,6 @@ def _magnitudes(terms: torch.Tensor, fmt: Format) -> _Magnitudes:
         stored=stored,
         through=through,
         stores_finite=(finite & torch.isfinite(twice)).all(dim=0),
-        sum_abs=terms.abs().sum(dim=0),
         reach=reach,
         sum_error=torch.where(_sums_exactly(reach, terms, stored), 0.0, error),
     )
@@ -164,22 +206,14 @@ def _magnitudes(terms: torch.Tensor, fmt: Format) -> _Magnitudes:
 def _sums_exactly(reach: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
     """Return where every partial sum of the parts is a float32 number.
 
-    That is where R <= 2^24 q for a power of two q >= 2^-149 that divides every part: the smallest
-    q with R <= 2^24 q will do. (Where the parts are its multiples, R was summed without error.)
+    That is where R <= 2^24 q for some power of two q >= 2^-149 that divides every part: it is
+    enough to try the smallest one. (Where the parts are its multiples, R was summed without error.)
     """
     fraction, exponent = torch.frexp(reach)
     exponent = torch.where(fraction == 0.5, exponent - 1, exponent) - 24
     # Adding 1.5 * 2^52 q rounds to a multiple of q; only multiples come back unchanged.
-    shift = torch.ldexp(torch.full_like(reach, 1.5), exponent + 52)
-    exact = exponent >= -149
+    shift = 1.5 * power_of_two(exponent.clamp(min=-149) + 52)
+    exact = torch.ones_like(reach, dtype=torch.bool)
     for part in parts:
         exact &= ((part + shift) - shift == part).all(dim=0)
     return exact
-
-
-def _storage_errors(terms: torch.Tensor, sizes: _Magnitudes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest and largest e(t) of every term, both exact, ``[count, elements]``."""
-    direct, through = sizes.stored - terms, sizes.through - terms
-    smallest = torch.minimum(direct, through).clamp(max=0.0)
-    largest = torch.maximum(direct, through).clamp(min=0.0)
-    return smallest, largest

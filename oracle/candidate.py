@@ -25,6 +25,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal
 
+from .imports import OwnCode
+
 OWN_PACKAGES = ("oracle", "fast")
 """Import packages of this distribution; ``fast.module:function`` always means ours."""
 
@@ -98,19 +100,15 @@ def parse_candidate(text: str) -> CandidateReference:
 def uses_triton(reference: CandidateReference) -> bool:
     """Whether the candidate's own source imports triton, or names ``triton.jit``.
 
-    Nothing is imported: a module's file is looked up, a package in the current folder first.
-    Only the one file is read, so a candidate that merely imports a Triton kernel is not seen.
-    False where there is no source.
+    Its source is its file, and what that imports, and so on, from the candidate's folder (a file's
+    own, the current one for a module) or its own top-level package; of other packages nothing is
+    read. Nothing is imported: a module's file is looked up, a package in the current folder first.
+    False where there is no source, or none that can be parsed.
     """
     source = _source_file(reference)
     if source is None:
         return False
-    try:
-        tree = ast.parse(source.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        # Loading the candidate meets the same fault, and reports it with its line.
-        return False
-    return any(_is_triton_import(node) for node in ast.walk(tree))
+    return any(_is_triton_import(node) for node in _own_code(reference, source).nodes(source))
 
 
 @contextmanager
@@ -271,6 +269,18 @@ def _import_folder(reference: CandidateReference) -> str:
     if reference.location.partition(".")[0] in OWN_PACKAGES:
         return str(Path(__file__).parent.parent)
     return str(Path.cwd())
+
+
+def _own_code(reference: CandidateReference, source: Path) -> OwnCode:
+    """Say which modules are the candidate's own, as against libraries it uses."""
+    if reference.kind == "file":
+        return OwnCode(source.parent, foreign=OWN_PACKAGES)
+    top, *rest = reference.location.split(".")
+    # The folder that holds the top-level package or module.
+    folder = source.parents[len(rest) + (source.name == "__init__.py")]
+    if folder == Path(_import_folder(reference)) and top not in OWN_PACKAGES:
+        return OwnCode(folder, foreign=OWN_PACKAGES)
+    return OwnCode(folder, package=top)
 
 
 def _is_triton_import(node: ast.AST) -> bool:

@@ -17,6 +17,7 @@ from fractions import Fraction
 
 import torch
 
+from .blocks import selection_size
 from .definition import Block, Case, Copied, Operator, Summed
 from .rounding import Format, format_of, round_to_format, two_sum
 
@@ -32,7 +33,8 @@ def one_thread() -> Iterator[None]:
     """Let torch compute on one CPU thread while the block runs.
 
     Blocks fit a core's cache, and threads that meet after each short operation lose more than they
-    win: on two cores that are busy with something else, a hundred times.
+    win: on two cores that are busy with something else, a hundred times. The number of threads is
+    a setting of the whole process, so judge in several processes rather than several threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -167,13 +169,16 @@ def _split_non_finite(terms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor |
     return torch.where(finite, terms, 0.0), finite.all(dim=0)
 
 
-def sum_class(terms: torch.Tensor) -> torch.Tensor:
-    """Return the float64 sum of terms some of which are not finite: +inf, -inf or NaN.
+def sum_class(terms: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return the sum of terms some of which are not finite, in a format: +inf, -inf or NaN.
 
     Only infinities and NaN matter: finite terms are taken as zero, so that no finite overflow
-    can pass for an infinity.
+    can pass for an infinity. A NaN is the quiet one without sign or payload, as what a conversion
+    leaves of others depends on the machine.
     """
-    return torch.where(torch.isfinite(terms), 0.0, terms).sum(dim=0)
+    total = torch.where(torch.isfinite(terms), 0.0, terms).sum(dim=0).to(fmt.dtype)
+    nan = torch.tensor(math.nan, dtype=fmt.dtype, device=terms.device)
+    return torch.where(torch.isnan(total), nan, total)
 
 
 def evaluate(terms: torch.Tensor, fmt: Format) -> Values:
@@ -198,7 +203,7 @@ def evaluate(terms: torch.Tensor, fmt: Format) -> Values:
             high[undecided], low[undecided] = _rational_sums(finite_terms[:, undecided])
             rounded[undecided] = round_to_format(high[undecided], low[undecided], fmt)
     if finite is not None:
-        rounded = torch.where(finite, rounded, sum_class(terms).to(fmt.dtype))
+        rounded = torch.where(finite, rounded, sum_class(terms, fmt))
     exact = rounded.numel() - bounded - rational
     certificate = Certificate(exact=exact, bounded=bounded, rational=rational)
     return Values(rounded, high, low, finite_terms, finite, certificate)
@@ -253,6 +258,7 @@ def truth(case: Case | Operator, inputs: Mapping[str, torch.Tensor]) -> Truth:
     else:
         operator = case
     sizes = operator.bind(inputs)
+    inputs = {name: tensor.detach() for name, tensor in inputs.items()}
     first = next(inputs[spec.name] for spec in operator.inputs if spec.indexes is None)
     fmt = format_of(first.dtype)
     outputs: dict[str, torch.Tensor] = {}
@@ -286,4 +292,5 @@ def _fill_block(block: Block, output: torch.Tensor) -> Certificate:
     # Bits, not values, are copied: a NaN keeps its payload.
     target = output.view(fmt.bits_dtype)
     target[block.index] = meaning.source.view(fmt.bits_dtype) if isinstance(meaning, Copied) else 0
-    return Certificate(copied=target[block.index].numel())
+    sizes = (selection_size(selection) for selection in block.index)
+    return Certificate(copied=math.prod(sizes))

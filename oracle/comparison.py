@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .budget import Contract, Interval, interval
+from .budget import Budget, Contract, Interval
 from .certified import Certificate, Values, block_elements, evaluate, one_thread
 from .definition import Block, Copied, Operator, Summed, TensorSpec
 from .rounding import Format, format_of, ulp
@@ -116,12 +116,13 @@ def compare(
     Returns:
         The result by output and region.
     """
+    inputs = {name: tensor.detach() for name, tensor in inputs.items()}
     results: list[RegionResult] = []
     certificate = Certificate()
     remarks: list[str] = []
     for spec in operator.outputs:
         with one_thread():
-            tallies = _compare_output(operator, inputs, spec, outputs[spec.name], contract)
+            tallies = _compare_output(operator, inputs, spec, outputs[spec.name].detach(), contract)
         for tally in tallies:
             results.append(tally.result())
             certificate += tally.certificate
@@ -213,6 +214,7 @@ def _keep_first_bits(
 def _compare_summed(tally: _Tally, block: Block, actual: torch.Tensor, meaning: Summed) -> None:
     values = evaluate(meaning.terms(), tally.fmt)
     tally.certificate += values.certificate
+    tally.out_of_domain += Budget(values.terms, tally.fmt).out_of_domain(tally.contract)
     rounded = values.rounded
     bits = tally.fmt.bits_dtype
     if torch.equal(actual.view(bits), rounded.view(bits)):
@@ -274,12 +276,13 @@ class _Differing:
 
 def _judge_differing(tally: _Tally, block: Block, differing: _Differing) -> None:
     """Count which contracts the differing elements meet, and keep the first wrong one."""
+    budget = Budget(differing.terms, tally.fmt)
     wanted: Interval | None = None
     # From the tightest contract on: once all elements meet one, they meet the looser ones too.
     for contract in _RELAXED:
         if contract in tally.broken and contract != tally.contract:
             continue
-        bounds = interval(differing.terms, contract, tally.fmt)
+        bounds = budget.interval(contract)
         accepted = differing.accepted(bounds)
         if contract == tally.contract:
             wanted = bounds
@@ -288,16 +291,15 @@ def _judge_differing(tally: _Tally, block: Block, differing: _Differing) -> None
         tally.broken.add(contract)
     _record_error(tally, differing)
     if tally.contract == "correctly_rounded":
-        bounds = interval(differing.terms, tally.contract, tally.fmt)
+        bounds = budget.interval(tally.contract)
         within = torch.zeros_like(differing.finite)
     elif wanted is None and tally.contract not in tally.broken:
         # A tighter contract accepted them all.
         tally.within += differing.places.numel()
         return
     else:
-        bounds = wanted or interval(differing.terms, tally.contract, tally.fmt)
+        bounds = wanted or budget.interval(tally.contract)
         within = differing.accepted(bounds)
-        tally.out_of_domain += int((~bounds.in_domain).sum())
     tally.within += int(within.sum())
     if not bool(within.all()):
         _keep_first_value(tally, block, differing, bounds, ~within)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ class Case:
     published: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse names that a command line or a test id cannot hold, and freeze the mappings."""
+        """Refuse names that a command line or a test id cannot hold; copy the mappings."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", self.name):
             raise InvalidDefinition(
                 f"case name {self.name!r} of {self.operator}: use letters, digits, '_', '.', '+'"
@@ -173,7 +172,7 @@ class Case:
                 + ", ".join(FLOATING_DTYPES)
             )
         for name in ("sizes", "layouts", "published"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            object.__setattr__(self, name, dict(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -214,9 +213,10 @@ class Operator:
             hard-code: the domain ``official``.
         reference: ``reference(inputs, dtype)`` computes the outputs by one differentiable torch
             expression in the given torch dtype from the inputs in call order.
-        blocks: ``blocks(inputs, output, limit)`` yields the blocks of one output; each holds at
-            most ``limit`` elements (times the number of terms in memory), every element of the
-            output lies in exactly one block.
+        blocks: ``blocks(inputs, output, limit)`` yields the blocks of one output. Every element
+            of the output lies in exactly one block. A block of sums has about ``limit`` elements
+            times terms (at least what belongs together, such as a row and its heads), one that is
+            copied or zeroed a few times as many, so that memory stays bounded.
         input_kinds: name to the function that draws such inputs.
         probes: small cases, each made to expose one kind of fault.
         suites: the official suites.
@@ -263,7 +263,32 @@ class Operator:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise InvalidDefinition(f"{self.id} names {', '.join(repeated)} twice")
+        self._check_references(known)
         self._check_cases()
+
+    def _check_references(self, known: set[str]) -> None:
+        for spec in self.inputs + self.outputs:
+            if spec.indexes is not None and spec.indexes not in known:
+                raise InvalidDefinition(
+                    f"{spec.name} of {self.id} indexes unknown axis {spec.indexes!r}"
+                )
+            for axis in spec.may_broadcast:
+                if axis not in spec.axes:
+                    raise InvalidDefinition(
+                        f"{spec.name} of {self.id} may broadcast along {axis!r}, which is none of"
+                        f" its axes [{', '.join(spec.axes)}]"
+                    )
+        for axis in self.official:
+            if axis not in known:
+                raise InvalidDefinition(f"{self.id} has an official size of unknown axis {axis!r}")
+        inputs = {spec.name for spec in self.inputs}
+        outputs = {spec.name for spec in self.outputs}
+        for source, target in self.inplace:
+            if source not in inputs or target not in outputs:
+                raise InvalidDefinition(
+                    f"{self.id} writes {target!r} in place of {source!r}, which are no output and"
+                    " input of it"
+                )
 
     def _check_cases(self) -> None:
         seen: set[str] = set()
@@ -281,7 +306,25 @@ class Operator:
                 raise InvalidDefinition(
                     f"case {case.name} of {self.id} asks for inputs of unknown kind {case.kind!r}"
                 )
+            self._check_case(case)
+
+    def _check_case(self, case: Case) -> None:
+        if case.operator != self.id:
+            raise InvalidDefinition(f"case {case.name} of {self.id} is one of {case.operator}")
+        if case.dtype not in self.dtypes:
+            raise InvalidDefinition(
+                f"case {case.name} of {self.id} has dtype {case.dtype}, which is none of"
+                f" {', '.join(self.dtypes)}"
+            )
+        unknown = set(case.layouts) - {spec.name for spec in self.inputs}
+        if unknown:
+            raise InvalidDefinition(
+                f"case {case.name} of {self.id} lays out {', '.join(sorted(unknown))}, no inputs"
+            )
+        try:
             self.check_sizes(case.sizes)
+        except InvalidInput as error:
+            raise InvalidDefinition(f"case {case.name} of {self.id}: {error}") from error
 
     @property
     def cases(self) -> tuple[Case, ...]:

@@ -1,7 +1,8 @@
 """Shared memory between the judge and the candidate's process: inputs there, outputs back.
 
 Each side of a call is one anonymous memory file (``memfd_create``): nothing touches a disk, and
-nothing is left behind whatever happens to either process. Tensors lie 4 KiB apart and the space
+nothing is left behind whatever happens to either process. Its size is sealed: a candidate that cut
+it short would end the judge, at its next look, by SIGBUS. Tensors lie 4 KiB apart and the space
 between them, the guard bands, is filled with 0xFF: read as floating numbers that is NaN, so a
 kernel that reads past its tensor shows it, and a kernel that writes past it changes the band.
 The judge keeps its own copy of the inputs, from which truth is computed.
@@ -9,6 +10,7 @@ The judge keeps its own copy of the inputs, from which truth is computed.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Mapping, Sequence
@@ -19,13 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .call import TensorLayout
 from .definition import Case, Layout, Operator, TensorSpec
 from .inputs import as_tensor, bits_type
-from .worker import TensorLayout
 
 GUARD_BYTES = 4096
 GUARD_FILL = 0xFF
 
+# The last one keeps anybody from sealing it against writing.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 Bytes = NDArray[np.uint8]
 
@@ -114,7 +118,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Arena:
-    """An anonymous memory file that two processes map; a context manager.
+    """An anonymous memory file of fixed size that two processes map; a context manager.
 
     Args:
         size: in bytes.
@@ -124,8 +128,9 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
-        self._file = os.memfd_create("kernel-oracle", os.MFD_CLOEXEC)
+        self._file = os.memfd_create("kernel-oracle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._file, size)
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
         self._map = mmap.mmap(self._file, size)
         self.bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
 

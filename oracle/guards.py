@@ -1,7 +1,7 @@
 """The checks around a call: from facts about it to findings.
 
-Nothing here calls anything or touches a file. The facts are a :class:`~oracle.worker.CallRequest`
-with its :class:`~oracle.worker.CallReply`, and the bytes of the two files of tensors before and
+Nothing here calls anything or touches a file. The facts are a :class:`~oracle.call.CallRequest`
+with its :class:`~oracle.call.CallReply`, and the bytes of the two files of tensors before and
 after the call, as flat arrays of uint8. Each ``judge_`` function answers one question and returns
 what is wrong, nothing where all is right.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from .worker import (
+from .call import (
     CallReply,
     CallRequest,
     Footprint,

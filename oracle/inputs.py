@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .definition import Case, Operator, TensorSpec
+from .definition import Case, InvalidInput, Operator, TensorSpec
 from .rounding import format_of, round_float64
 
 Bits = NDArray[np.uint16]
@@ -104,13 +104,6 @@ class Draws:
             words = self.words(name, start // 4, -(-part.size // 4))
             np.take(entries, words.view(np.uint16)[: part.size], out=part, mode="wrap")
 
-    def choice(self, name: str, into: NDArray[Any], patterns: NDArray[Any]) -> None:
-        """Fill an array with patterns drawn uniformly (to within 2^-16) from a short list."""
-        flat = into.reshape(-1)
-        words = self.words(name, 0, -(-flat.size // 4))
-        index = (words.view(np.uint16)[: flat.size].astype(np.uint32) * patterns.size) >> 16
-        flat[:] = patterns[index]
-
     def permutation(self, name: str, count: int) -> NDArray[np.int64]:
         """Return a random permutation of ``0..count-1`` as int64."""
         return np.argsort(self.words(name, 0, count), kind="stable").astype(np.int64)
@@ -159,7 +152,15 @@ def fill_inputs(
         case: the case.
         seed: the seed.
         arrays: by input name, contiguous arrays of the right shape and :func:`bits_type`.
+
+    Raises:
+        InvalidInput: if the operator is not judged in the case's dtype.
     """
+    if case.dtype not in operator.dtypes:
+        raise InvalidInput(
+            f"case {case.name} has dtype {case.dtype}; {operator.id} is judged in"
+            f" {', '.join(operator.dtypes)}"
+        )
     operator.input_kinds[case.kind](case, Draws(case, seed), arrays)
 
 

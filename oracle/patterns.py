@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .inputs import encode
@@ -18,8 +19,8 @@ from .rounding import format_of
 def codes(shape: tuple[int, ...], dtype: str, start: int = 0) -> NDArray[Any]:
     """Return normal numbers of alternating sign that tell elements apart.
 
-    Neighbours and elements up to 28,672 places away (for 16-bit types) differ in value, so an
-    element that comes from elsewhere shows where it came from.
+    Elements less than 24,576 places apart differ in value (16,384 in float16), so an element that
+    comes from elsewhere shows where it came from.
 
     Args:
         shape: the shape to fill, in index order.
@@ -71,8 +72,6 @@ def scaled(bits: NDArray[Any], exponent: int, dtype: str) -> NDArray[Any]:
 
 def decode(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     """Return the numbers that bit patterns stand for."""
-    import torch
-
     fmt = format_of(dtype)
     signed = np.ascontiguousarray(bits).view(np.dtype(f"i{fmt.width}"))
     values: NDArray[np.float64] = torch.from_numpy(signed).view(fmt.dtype).to(torch.float64).numpy()

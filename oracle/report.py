@@ -278,6 +278,8 @@ def _groups(verdict: Verdict) -> Table:
 
 def _totals(verdict: Verdict) -> Text:
     outside = sum(r.out_of_domain for case in verdict.cases for r in case.regions)
+    if not verdict.elements:
+        return Text(f"no element was compared; {verdict.seconds:.1f} s")
     text = Text(f"{verdict.certified:,} of {verdict.elements:,} elements certified")
     text.append(" (their correctly rounded answer is proved)")
     if outside:

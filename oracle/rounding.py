@@ -44,6 +44,16 @@ class Format:
         return 2.0**-self.precision
 
     @property
+    def smallest(self) -> float:
+        """The smallest subnormal number."""
+        return 2.0 ** (self.min_exponent - self.precision + 1)
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.max_exponent
+
+    @property
     def width(self) -> int:
         """Bytes per element."""
         return self.bits_dtype.itemsize
@@ -143,12 +153,16 @@ def round_float64(value: torch.Tensor, fmt: Format) -> torch.Tensor:
     return round_to_format(value, torch.zeros_like(value), fmt)
 
 
+def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """Return float64 ``2**exponent`` exactly, for integer exponents in -1022..1023."""
+    return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
+
+
 def ulp(value: torch.Tensor, fmt: Format) -> torch.Tensor:
     """Return the unit in the last place of finite numbers of a format, as float64.
 
     It is ``2^(max(e, min_exponent) - precision + 1)`` with ``e`` the exponent of the value.
     """
     exponent = torch.frexp(value.to(torch.float64)).exponent - 1
-    exponent = exponent.clamp(min=fmt.min_exponent) - (fmt.precision - 1)
-    exponent = torch.where(value == 0, fmt.min_exponent - (fmt.precision - 1), exponent)
-    return torch.ldexp(torch.ones_like(value, dtype=torch.float64), exponent)
+    exponent = torch.where(value == 0, fmt.min_exponent, exponent.clamp(min=fmt.min_exponent))
+    return power_of_two(exponent - (fmt.precision - 1))

@@ -10,6 +10,7 @@ import torch
 
 from . import guards
 from .budget import Contract
+from .call import CallReply, CallRequest
 from .comparison import Comparison, compare
 from .definition import Case, Operator, Style
 from .exchange import Arena, Bytes, plan
@@ -17,11 +18,13 @@ from .guards import Finding
 from .inputs import fill_inputs
 from .machine import Device
 from .verdict import STATUSES, CaseResult, loosest
-from .worker import CallReply, CallRequest
 
 FILL_BYTES = (0x7F, 0xFE)
 """What fresh memory is filled with in the two calls of a guarded case. Both read as huge numbers
 in every floating type, of different signs."""
+
+OUT_FILL_BYTES = (0xFF, 0x7F)
+"""What the output tensors of style ``out`` are filled with: NaN, then a huge number."""
 
 # Far from any seed a user counts through, so that no two runs share inputs by accident.
 _SECOND_SEED = 0x5EED_0000
@@ -111,6 +114,8 @@ class _Trial:
         self._outputs = Arena(self._due.size)
         self._findings: list[Finding] = []
         self._comparison: Comparison | None = None
+        # The seed of the second call's inputs, if the comparison is that call's.
+        self._second_seed: int | None = None
         self._reply = CallReply("returned")
 
     def __enter__(self) -> Self:
@@ -125,10 +130,11 @@ class _Trial:
         timeout = self._terms.first_timeout
         seeds = self._seeds()
         contents: list[tuple[Bytes, int]] = []
-        for number, (seed, fill) in enumerate(zip(seeds, FILL_BYTES, strict=False)):
+        fills = OUT_FILL_BYTES if self._terms.style == "out" else FILL_BYTES
+        for number, (seed, fill) in enumerate(zip(seeds, fills, strict=False)):
             if number == 0 or seed != seeds[0]:
                 self._draw(seed)
-            request = self._request(fill)
+            request = self._request(number, fill)
             reply = caller.call(request, timeout)
             if number == 0:
                 self._reply = reply
@@ -137,7 +143,7 @@ class _Trial:
                 return self._result(status, detail=_sentence(reply.message))
             if not self._judge_call(request, reply):
                 return self._conclude()
-            self._compare(contents)
+            self._compare(contents, seed)
             if self._terms.twice:
                 contents.append((self._outputs.bytes.copy(), fill))
             timeout = self._terms.timeout
@@ -160,22 +166,19 @@ class _Trial:
         fill_inputs(self._operator, self._case, seed, self._given.arrays(self._before))
         self._given.fill_guards(self._before)
 
-    def _request(self, fill: int) -> CallRequest:
+    def _request(self, number: int, fill: int) -> CallRequest:
         """Lay fresh inputs and poisoned outputs before the candidate."""
         self._inputs.bytes[:] = self._before
         self._outputs.bytes[:] = fill
         self._due.fill_guards(self._outputs.bytes)
         return CallRequest(
-            case=self._case.name,
             inputs_path=self._inputs.path,
-            inputs_bytes=self._given.size,
             inputs=self._given.layouts,
             outputs_path=self._outputs.path,
             outputs=self._due.layouts,
             style=self._terms.style,
-            fill_byte=fill if self._terms.twice else None,
+            fill_byte=FILL_BYTES[number] if self._terms.twice else None,
             keep_outputs=self._terms.twice,
-            copy_back_inputs=True,
         )
 
     def _judge_call(self, request: CallRequest, reply: CallReply) -> bool:
@@ -195,7 +198,7 @@ class _Trial:
             finding.status in incomparable or finding.violation in uncounted for finding in findings
         )
 
-    def _compare(self, earlier: list[tuple[Bytes, int]]) -> None:
+    def _compare(self, earlier: list[tuple[Bytes, int]], seed: int) -> None:
         """Compare the outputs of a call; of two calls, the worse comparison is kept."""
         device = "cuda" if self._terms.device == "cuda" else "cpu"
         inputs = _on(device, self._given.tensors(self._before))
@@ -205,6 +208,7 @@ class _Trial:
             self._comparison = comparison
         elif self._comparison.status == "passed" and comparison.status != "passed":
             self._comparison = comparison
+            self._second_seed = seed
             self._findings += self._stale(earlier[0][0])
 
     def _stale(self, first: Bytes) -> list[Finding]:
@@ -258,6 +262,8 @@ class _Trial:
             text += f" {element.expected}"
             if element.got == element.expected:
                 text += f" (bits {element.got_bits} instead of {element.expected_bits})"
+        if self._second_seed is not None:
+            text += f" (in the second call of this case, on inputs of seed {self._second_seed})"
         others = len(failed) - 1
         if others:
             text += f"; so are some in {others} other region{'s' if others > 1 else ''}"

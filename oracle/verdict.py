@@ -93,7 +93,8 @@ class RegionResult:
         meaning: ``copied``, ``zeroed`` or ``computed``.
         elements: how many elements the region has.
         within: how many lie in the interval of the contract asked for; all are required.
-        identical: how many equal the correctly rounded answer (bits for copied elements).
+        identical: how many equal the correctly rounded answer: bits for copied and zeroed
+            elements, numbers for computed ones, where the sign of a zero is free.
         certified: how many elements' correctly rounded answer is proved.
         grade: the tightest contract all elements meet; None if they meet none.
         worst_error_ulp: the largest finite error in ulp among computed elements that differ from
@@ -267,10 +268,13 @@ class Verdict:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data fit for JSON: no NaN, no infinity, no tuples."""
+        """Return plain data fit for JSON: no NaN, no infinity, no tuples.
+
+        Beside the fields there are ``passed`` and the totals ``elements`` and ``certified``.
+        """
         plain = _plain(asdict(self))
         assert isinstance(plain, dict)
-        return plain | {"passed": self.passed}
+        return plain | {name: getattr(self, name) for name in _DERIVED}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
@@ -284,10 +288,14 @@ class Verdict:
                 f"this verdict has schema version {data.get('schema_version')!r}; this release"
                 f" reads version {SCHEMA_VERSION}"
             )
-        fields = {key: value for key, value in data.items() if key != "passed"}
+        fields = {key: value for key, value in data.items() if key not in _DERIVED}
         fields["cases"] = tuple(_case_from_dict(case) for case in data["cases"])
         fields["remarks"] = tuple(data["remarks"])
         return cls(**fields)
+
+
+_DERIVED = ("passed", "elements", "certified")
+"""What a record says beside the fields of the verdict."""
 
 
 def gravest(statuses: list[str]) -> str:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from .budget import CONTRACTS, Contract
+from .call import CallReply, CallRequest
+from .caller import Caller
 from .candidate import (
     BadCandidate,
     CandidateReference,
@@ -29,7 +31,7 @@ from .machine import Device, DeviceUnavailable, choose_device, environment
 from .operators import find_operator
 from .trial import Terms, describe, try_case
 from .verdict import CaseResult, Verdict, gravest, loosest
-from .worker import Caller, CallReply, CallRequest, CandidateProcess, WorkerServer
+from .worker import CandidateProcess, WorkerServer
 
 __all__ = [
     "DeviceUnavailable",
@@ -100,7 +102,7 @@ def _known_case(operator: Operator, name: str) -> str:
     if name in names:
         return name
     close = get_close_matches(name, names, 3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
     raise UsageError(
         f"{operator.id} has no case {name!r}{hint} Use 'all', 'probes', 'suite', or a name from"
         f" 'kernel-oracle show {operator.id}'"
@@ -337,7 +339,7 @@ class _Isolated:
         self._operator = operator
         self._style = run.settings.style
         self._process: CandidateProcess | None = None
-        self.interpreter = server.hello.interpreter if server.hello else None
+        self.interpreter = server.interpreter
 
     def load(self, timeout: float) -> None:
         """Load the candidate if it is not loaded.
@@ -514,7 +516,7 @@ class _Run:
             device=self.device,
             seed=self.settings.seed,
             cases=tuple(self._results),
-            remarks=tuple(self._remarks + self._coverage_remarks()),
+            remarks=tuple(self._remarks + self._coverage_remarks(interrupted)),
             environment=environment(),
             reproduce=self._command(failure.name if failed and failure else self._cases_text),
             seconds=time.monotonic() - started,
@@ -526,9 +528,11 @@ class _Run:
             return None
         return loosest([case.grade for case in self._results if case.status == "passed"])
 
-    def _coverage_remarks(self) -> list[str]:
+    def _coverage_remarks(self, interrupted: bool) -> list[str]:
         skipped = [case.name for case in self._results if case.status == "not_run"]
         remarks = []
+        if interrupted:
+            remarks.append(f"interrupted after {len(self._results)} of {len(self._cases)} cases")
         if skipped:
             remarks.append(
                 f"{len(skipped)} of {len(self._cases)} cases were not run in the interpreter,"

@@ -681,7 +681,10 @@ def _deviation(contract: str, terms: Sequence[Fraction], form: Format) -> tuple[
         errors = [_storing_errors(term, form) for term in terms]
         lowest, highest = sum(map(min, errors), Fraction(0)), sum(map(max, errors), Fraction(0))
         return lowest - slack, highest + slack
-    spread = form.unit_roundoff * sum(map(abs, terms), Fraction(0)) + slack
+    # Storing a product errs by half a unit in the last place, which is constant below emin.
+    underflow = power_of_two(form.emin - form.precision + 1) / 2
+    stored = (max(form.unit_roundoff * abs(term), underflow) for term in terms if term)
+    spread = sum(stored, Fraction(0)) + slack
     return -spread, spread
 
 

@@ -14,7 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracle.budget import CONTRACTS, FLOAT32_LIMIT, Contract, Interval, gamma, interval
+from oracle.budget import (
+    CONTRACTS,
+    FLOAT32_LIMIT,
+    Budget,
+    Contract,
+    Interval,
+    gamma,
+    interval,
+)
 from oracle.rounding import BFLOAT16, FLOAT16, FLOAT32, Format
 from tests import rational
 from tests.rational import (
@@ -180,6 +188,28 @@ def test_the_interval_is_the_rational_one_for_powers_of_two_their_neighbours_and
     assert_is_rational_interval(found, columns, contract, form)
 
 
+def test_a_product_stored_by_way_of_float32_may_be_rounded_twice() -> None:
+    step = power_of_two(-7)
+    above, below = 1 + step / 2 + power_of_two(-30), 1 + 3 * step / 2 - power_of_two(-30)
+    # Float32 makes ties of both, which go down to 1 and up to 1 + 2 steps: away from where the
+    # products lie, and so does the sum with half a step more, or less.
+    columns = [[above, step / 2], [below, -step / 2]]
+    found = interval(tensor_of_terms(columns), "stored_intermediates", BFLOAT16)
+    assert_is_rational_interval(found, columns, "stored_intermediates", rational.BF16)
+    assert value_of(found.low, 0, rational.BF16) == 1
+    assert value_of(found.high, 1, rational.BF16) == 1 + 2 * step
+
+
+def test_sums_count_as_exact_only_if_those_of_the_stored_products_are_too() -> None:
+    """The terms add up to less than 2^24, their stored values to more, and y is a tie."""
+    column = [Fraction(2**23 + 2**15 + 1), -Fraction(2**23 - 2**15 - 255)]
+    assert sum(map(abs, column)) < 2**24 < rational.magnitude_sum(column, rational.BF16)
+    found = interval(tensor_of_terms([column]), "single_rounding", BFLOAT16)
+    assert_is_rational_interval(found, [column], "single_rounding", rational.BF16)
+    assert value_of(found.low, 0, rational.BF16) == 2**16
+    assert value_of(found.high, 0, rational.BF16) == 2**16 + 2**9
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 64, 1000])
 def test_gamma_is_the_rational_one_rounded_up(count: int) -> None:
     exact = rational.gamma(count)
@@ -212,6 +242,31 @@ def test_the_domain_ends_where_a_term_or_its_stored_value_or_the_sum_overflows(
         assert expected[2:] == [False, False]
     assert found.in_domain.tolist() == expected
     assert interval(tensor_of_terms(stored), "correctly_rounded", fmt).in_domain.all()
+
+
+@every_format
+@every_contract
+@settings(max_examples=25)
+@given(count=st.sampled_from([1, 2, 3, 8]), kind=kinds, seed=seeds)
+def test_elements_out_of_the_domain_are_counted_one_by_one(
+    fmt: Format,
+    form: rational.Format,
+    contract: Contract,
+    count: int,
+    kind: Callable[..., Factors],
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    for columns in ([products(kind(count, rng, form))], [products(kind(count, rng, form))] * 3):
+        outside = sum(not acceptance(contract, column, form).in_domain for column in columns)
+        assert Budget(tensor_of_terms(columns), fmt).out_of_domain(contract) == outside
+
+
+def test_terms_in_the_domain_each_may_leave_it_together() -> None:
+    column = [Fraction(2**127), Fraction(-(2**127))]
+    for contract, outside in (("correctly_rounded", 0), ("single_rounding", 1)):
+        assert acceptance(contract, column, rational.BF16).in_domain == (outside == 0)
+        assert Budget(tensor_of_terms([column]), BFLOAT16).out_of_domain(contract) == outside
 
 
 # Soundness: no honest evaluation is ever rejected

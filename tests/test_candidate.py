@@ -159,6 +159,124 @@ class TestUsesTriton:
         monkeypatch.setitem(sys.modules, "no_spec", ModuleType("no_spec"))
         assert not uses_triton(parse_candidate(text))
 
+    @pytest.mark.parametrize(
+        ("files", "text"),
+        [
+            ({"kernel.py": "from kernels import k", "kernels.py": "import triton"}, "kernel.py:f"),
+            ({"kernel.py": "from kernels import k", "kernels.py": "import triton"}, "kernel:f"),
+            ({"kernel.py": "import a.b", "a/b.py": "import triton"}, "kernel.py:f"),
+            (
+                {"kernel.py": "import a.b", "a/__init__.py": "import triton", "a/b.py": ""},
+                "kernel.py:f",
+            ),
+            ({"kernel.py": "def f():\n    import a", "a.py": "import triton"}, "kernel.py:f"),
+            (
+                {
+                    "kernel.py": "from a import k",
+                    "a/__init__.py": "from .b import k",
+                    "a/b.py": "from ..c import k",
+                    "c.py": "import triton",
+                },
+                "kernel.py:f",
+            ),
+            (
+                {"p/kernel.py": "from .kernels import k", "p/kernels.py": "import triton"},
+                "p.kernel:f",
+            ),
+            (
+                {"p/kernel.py": "from . import kernels", "p/kernels.py": "import triton"},
+                "p.kernel:f",
+            ),
+            ({"p/kernel.py": "from . import k", "p/__init__.py": "import triton"}, "p.kernel:f"),
+            ({"p/kernel.py": "from p.k import k", "p/k.py": "import triton"}, "p.kernel:f"),
+            ({"p/q/kernel.py": "from ..k import k", "p/k.py": "import triton"}, "p.q.kernel:f"),
+            ({"p/__init__.py": "from .k import *", "p/k.py": "import triton"}, "p:f"),
+            ({"p/kernel.py": "import k", "k.py": "import triton"}, "p.kernel:f"),
+        ],
+    )
+    def test_seen_in_the_candidates_own_modules(
+        self, tmp_path: Path, files: dict[str, str], text: str
+    ) -> None:
+        for name, source in files.items():
+            write(tmp_path / name, source)
+        assert uses_triton(parse_candidate(text))
+        for name, source in files.items():
+            write(tmp_path / name, source.replace("import triton", ""))
+        assert not uses_triton(parse_candidate(text))
+
+    @pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
+    def test_what_only_type_checkers_import_is_not_used(self, tmp_path: Path, test: str) -> None:
+        write(tmp_path / "kernels.py", "import triton")
+        source = f"if {test}:\n    import triton\n    import kernels\nelse:\n    "
+        write(tmp_path / "kernel.py", source + "import torch")
+        assert not uses_triton(parse_candidate("kernel.py:f"))
+        write(tmp_path / "kernel.py", source + "import kernels")
+        assert uses_triton(parse_candidate("kernel.py:f"))
+
+    def test_a_package_is_not_read_on_the_way_to_a_module_in_it(self, tmp_path: Path) -> None:
+        write(tmp_path / "package" / "__init__.py", "import triton")
+        write(tmp_path / "package" / "plain.py", "import torch")
+        write(tmp_path / "kernel.py", "from package.plain import f")
+        assert not uses_triton(parse_candidate("kernel.py:f"))
+        assert not uses_triton(parse_candidate("package.plain:f"))
+
+    @pytest.mark.parametrize("name", ["numpy_like", "oracle", "fast"])
+    def test_other_packages_are_not_read(
+        self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = tmp_path / "library"
+        write(library / name / "__init__.py", "import triton")
+        write(library / "candidate.py", f"from {name} import k\nfrom .{name} import k")
+        write(tmp_path / "folder" / "kernel.py", f"from {name} import k\nfrom ..{name} import k")
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(library))
+            assert not uses_triton(parse_candidate("folder/kernel.py:f"))
+            assert not uses_triton(parse_candidate("candidate:f"))
+
+    def test_an_installed_candidates_own_package_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = tmp_path / "library"
+        write(library / "installed" / "kernel.py", "from .k import k")
+        write(library / "installed" / "k.py", "import installed.j")
+        write(library / "installed" / "j.py", "import triton")
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(library))
+            assert uses_triton(parse_candidate("installed.kernel:f"))
+
+    @pytest.mark.parametrize("name", ["oracle", "fast"])
+    def test_our_own_packages_are_libraries_to_a_candidate(self, tmp_path: Path, name: str) -> None:
+        write(tmp_path / name / "__init__.py", "import triton")
+        write(tmp_path / "kernel.py", f"import {name}")
+        assert not uses_triton(parse_candidate("kernel.py:f"))
+        assert not uses_triton(parse_candidate("kernel:f"))
+
+    def test_modules_that_import_each_other_are_read_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(tmp_path / "package" / "__init__.py", "from . import a, b\nfrom .again import a")
+        write(tmp_path / "package" / "a.py", "from . import b\nimport package.b")
+        write(tmp_path / "package" / "b.py", "from . import a\nfrom package import a, b, c")
+        # Names without end for the same files.
+        (tmp_path / "package" / "again").symlink_to(tmp_path / "package")
+        read, read_bytes = [], Path.read_bytes
+
+        def noted(path: Path) -> bytes:
+            read.append(path.name)
+            return read_bytes(path)
+
+        monkeypatch.setattr(Path, "read_bytes", noted)
+        assert not uses_triton(parse_candidate("package:f"))
+        assert sorted(read) == ["__init__.py", "a.py", "b.py"]
+
+    def test_a_module_that_cannot_be_parsed_hides_no_other(self, tmp_path: Path) -> None:
+        write(tmp_path / "broken.py", "def (")
+        write(tmp_path / "good.py", "import triton")
+        write(tmp_path / "kernel.py", "import good, broken, nowhere")
+        assert uses_triton(parse_candidate("kernel.py:f"))
+        write(tmp_path / "kernel.py", "import broken, good, nowhere")
+        assert uses_triton(parse_candidate("kernel.py:f"))
+
     def test_a_file_that_is_gone_means_no(self, tmp_path: Path) -> None:
         path = write(tmp_path / "kernel.py", "import triton")
         reference = parse_candidate("kernel.py:f")
@@ -319,7 +437,7 @@ class TestLoading:
             load("kernel.py:f")
 
     def test_a_triton_kernel_is_not_what_is_called(self, tmp_path: Path) -> None:
-        # As triton.jit makes one; a real one is met in test_worker, in a process of its own.
+        # As triton.jit makes one; a real one is met in test_server, in a process of its own.
         source = """
             class JITFunction:
                 __module__ = "triton.runtime.jit"

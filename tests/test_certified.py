@@ -291,7 +291,7 @@ def test_every_combination_of_non_finite_and_finite_terms_has_the_class_of_its_s
 
 def test_finite_terms_that_overflow_float64_together_do_not_pass_for_an_infinity() -> None:
     terms = torch.tensor([[math.inf], [-1.7e308], [-1.7e308]], dtype=torch.float64)
-    assert sum_class(terms).tolist() == [math.inf]
+    assert sum_class(terms, FLOAT16).tolist() == [math.inf]
 
 
 def test_evaluate_keeps_the_shape_of_a_block_and_takes_blocks_without_elements() -> None:
@@ -375,6 +375,18 @@ def test_truth_refuses_inputs_that_do_not_fit(operator: oracle.Operator) -> None
     del inputs["cos"]
     with pytest.raises(InvalidInput, match="cos"):
         oracle.truth(operator, inputs)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.id)
+def test_inputs_that_require_gradients_are_only_read(operator: oracle.Operator) -> None:
+    inputs = random_inputs(operator, SMALL_SIZES[operator.id], "normal", random.Random(2))
+    leaves = {
+        name: tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor
+        for name, tensor in inputs.items()
+    }
+    found = oracle.truth(operator, leaves).outputs
+    assert not any(output.requires_grad for output in found.values())
+    assert_same_bits(found, oracle.truth(operator, inputs).outputs)
 
 
 def assert_same_bits(

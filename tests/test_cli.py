@@ -762,9 +762,9 @@ def test_a_stopped_run_keeps_what_it_has_judged_and_leaves_no_process_behind(
 @pytest.mark.parametrize("operator", [FORWARD, "kv_rope.static.backward"])
 def test_the_demo_tells_the_right_example_from_the_wrong_one(operator: str) -> None:
     result = run("demo", "--operator", operator, "--json", "-")
-    data = json.loads(result.stdout)
 
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
     assert data["as_expected"] is True
     right, wrong = (Verdict.from_dict(data[which]) for which in ("right", "wrong"))
     assert (right.status, right.grade) == ("passed", "single_rounding")

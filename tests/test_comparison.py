@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +40,7 @@ NEW_KEYS = ("updated_key_cache", "new rows")
 RELAXED: tuple[Contract, ...] = ("single_rounding", "stored_intermediates", "bounded_error")
 
 
-@pytest.fixture(params=[1, 13, 64, None], ids=lambda limit: f"limit-{limit}")
+@pytest.fixture(params=[1, 13, None], ids=lambda limit: f"limit-{limit}")
 def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """Elements of a block: one, few, or as they come."""
     set_limit(monkeypatch, request.param)
@@ -198,26 +197,28 @@ def disturbed(outputs: Tensors, rng: random.Random) -> dict[str, torch.Tensor]:
     return changed
 
 
+makers = st.sampled_from([truth, eager, in_float32])
+
+
 @every_operator
-@pytest.mark.parametrize("maker", [truth, eager, in_float32])
-@pytest.mark.parametrize("kind", ["normal", "wide", "dyadic"])
-@settings(max_examples=3)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
+    maker=makers,
+    kind=st.sampled_from(["normal", "wide", "dyadic"]),
     contract=st.sampled_from(list(CONTRACTS)),
     size=st.sampled_from([1, 20, 100, None]),
 )
 def test_counts_grades_and_first_wrong_are_those_of_a_plain_comparison(
     operator: Operator,
+    seed: int,
     maker: Callable[[Operator, Tensors], dict[str, torch.Tensor]],
     kind: str,
-    seed: int,
     contract: Contract,
     size: int | None,
 ) -> None:
-    rng = random.Random(seed)
     inputs = small_inputs(operator, kind, seed)
-    outputs = disturbed(maker(operator, inputs), rng)
+    outputs = disturbed(maker(operator, inputs), random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
         set_limit(patch, size)
         assert_compares_plainly(operator, inputs, outputs, contract)
@@ -225,21 +226,26 @@ def test_counts_grades_and_first_wrong_are_those_of_a_plain_comparison(
 
 @every_operator
 @pytest.mark.parametrize("kind", ["special", "huge", "subnormal"])
-@pytest.mark.parametrize(
-    "contract", ["correctly_rounded", "single_rounding", "stored_intermediates"]
+@settings(max_examples=6)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    maker=makers,
+    contract=st.sampled_from(["correctly_rounded", "single_rounding", "stored_intermediates"]),
+    size=st.sampled_from([1, 20, None]),
 )
-@settings(max_examples=2)
-@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1, 20, None]))
 def test_infinities_nan_overflow_and_subnormals_are_counted_as_a_plain_comparison_does(
-    operator: Operator, kind: str, contract: Contract, seed: int, size: int | None
+    operator: Operator,
+    kind: str,
+    seed: int,
+    maker: Callable[[Operator, Tensors], dict[str, torch.Tensor]],
+    contract: Contract,
+    size: int | None,
 ) -> None:
-    rng = random.Random(seed)
     inputs = small_inputs(operator, kind, seed)
+    outputs = disturbed(maker(operator, inputs), random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
         set_limit(patch, size)
-        for maker in (truth, eager):
-            outputs = disturbed(maker(operator, inputs), rng)
-            assert_compares_plainly(operator, inputs, outputs, contract)
+        assert_compares_plainly(operator, inputs, outputs, contract)
 
 
 @pytest.mark.parametrize("contract", RELAXED)
@@ -267,7 +273,7 @@ def test_results_do_not_depend_on_the_block_size(
         inputs = small_inputs(operator, kind, seed)
         outputs = disturbed(eager(operator, inputs), random.Random(seed))
         whole = compare(operator, inputs, outputs, contract)
-        for size in (1, 7, 40):
+        for size in (1, 40):
             with monkeypatch.context() as patch:
                 set_limit(patch, size)
                 assert compare(operator, inputs, outputs, contract) == whole, (kind, size)
@@ -304,10 +310,10 @@ def test_a_grade_is_met_by_every_element_whatever_block_it_lies_in(
 def places_of(
     operator: Operator, inputs: Tensors, rng: random.Random
 ) -> Iterator[tuple[str, Index]]:
-    """For every output: the corners, each region's first and last rows, and random places."""
+    """For every output: two opposite corners, and a random place in every row."""
     for name, output in truth(operator, inputs).items():
-        ends = [(0, size - 1) for size in output.shape]
-        yield from ((name, corner) for corner in itertools.product(*ends))
+        yield name, (0,) * output.dim()
+        yield name, tuple(size - 1 for size in output.shape)
         for row in range(output.shape[-2]):
             before = [rng.randrange(size) for size in output.shape]
             before[-2] = row
@@ -479,7 +485,8 @@ def test_the_class_of_a_non_finite_result_must_match(
     keys = outputs["updated_key_cache"]
     assert str(float(keys[index])) == str(right)
     assert compare(FORWARD, inputs, outputs, contract).status == "passed"
-    for value in wrong:
+    what_is_left = float(inputs["key_states"][1, 1, 3, 2])
+    for value in (*wrong, what_is_left):
         changed = {**outputs, "updated_key_cache": keys.clone()}
         changed["updated_key_cache"][index] = value
         found = compare(FORWARD, inputs, changed, contract)
@@ -491,6 +498,25 @@ def test_the_class_of_a_non_finite_result_must_match(
     if math.isnan(right):
         keys.view(torch.int16)[index] = 0x7FE1
         assert compare(FORWARD, inputs, outputs, contract).status == "passed"
+
+
+def test_beside_a_product_that_overflows_any_infinity_or_nan_will_do_and_no_number() -> None:
+    inputs = small_inputs(FORWARD, "normal", 7)
+    inputs["key_states"][1, 1, 3, 6] = math.inf
+    inputs["key_states"][1, 1, 3, 2] = inputs["sin"][1, 0, 3, 6] = 3e38
+    inputs["cos"][1, 0, 3, 6] = 1.0
+    inputs["sin"][1, 0, 3, 2] = 1.0
+    outputs = truth(FORWARD, inputs)
+    index = (1, 1, 7 + 3, 6)
+    assert float(outputs["updated_key_cache"][index]) == math.inf
+    for contract in RELAXED:
+        for value, within in ((math.inf, 1), (-math.inf, 1), (math.nan, 1), (3e38, 0), (0.0, 0)):
+            outputs["updated_key_cache"][index] = value
+            region = one_region(compare(FORWARD, inputs, outputs, contract), *NEW_KEYS)
+            assert region.within == region.elements - 1 + within
+    for value in (-math.inf, math.nan):
+        outputs["updated_key_cache"][index] = value
+        assert compare(FORWARD, inputs, outputs, "correctly_rounded").status != "passed"
 
 
 def test_a_zero_of_the_other_sign_is_remarked_on_and_not_judged() -> None:

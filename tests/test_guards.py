@@ -14,6 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import guards
+from oracle.call import (
+    CallReply,
+    CallRequest,
+    EarlierOutput,
+    Footprint,
+    ReturnedTensor,
+    TensorLayout,
+)
+from oracle.caller import Caller
 from oracle.guards import (
     REMARK,
     Finding,
@@ -27,16 +36,6 @@ from oracle.guards import (
     remark_unexercised,
 )
 from oracle.verdict import STATUSES
-from oracle.worker import (
-    Caller,
-    CallReply,
-    CallRequest,
-    EarlierOutput,
-    Footprint,
-    ReturnedTensor,
-    TensorLayout,
-    call_in_process,
-)
 
 BAND = 4096
 KEYS = TensorLayout("keys", "bfloat16", (2, 3), (3, 1), BAND)
@@ -51,9 +50,7 @@ def request_(tmp_path: Path) -> CallRequest:
     for name in ("inputs", "outputs"):
         np.full(SIZE, 0x44, np.uint8).tofile(tmp_path / name)
     return CallRequest(
-        case="case",
         inputs_path=str(tmp_path / "inputs"),
-        inputs_bytes=SIZE,
         inputs=(KEYS, VALUES),
         outputs_path=str(tmp_path / "outputs"),
         outputs=(NEW_KEYS, NEW_VALUES),
@@ -61,7 +58,7 @@ def request_(tmp_path: Path) -> CallRequest:
 
 
 def judged(request: CallRequest, function: Any, contiguous: bool = True) -> tuple[Finding, ...]:
-    reply = call_in_process(function, request)
+    reply = Caller(function, "cpu").call(request)
     assert reply.status == "returned", reply.message
     return judge_structure(request, reply, contiguous)
 
@@ -564,9 +561,7 @@ class TestInitialised:
         for name in ("inputs", "outputs"):
             np.zeros(size, np.uint8).tofile(tmp_path / name)
         request = CallRequest(
-            case="case",
             inputs_path=str(tmp_path / "inputs"),
-            inputs_bytes=size,
             inputs=(layout,),
             outputs_path=str(tmp_path / "outputs"),
             outputs=(layout,),
@@ -579,7 +574,7 @@ class TestInitialised:
 
         facts = []
         for fill in (0x3C, 0xC3):
-            reply = call_in_process(f, replace(request, fill_byte=fill))
+            reply = Caller(f, "cpu").call(replace(request, fill_byte=fill))
             assert remark_unexercised(request, reply) == ()
             facts.append((np.fromfile(request.outputs_path, np.uint8), fill))
         finding = only(judge_initialised((layout,), *facts))

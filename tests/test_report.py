@@ -228,6 +228,8 @@ def test_what_could_not_be_judged_is_not_called_a_failure_of_the_kernel(status: 
 
     assert f"NOT JUDGED: {status}" in text
     assert "No file 'kernel.py'." in text
+    assert "no element was compared" in text
+    assert "certified" not in text
     assert "FAILED" not in text
 
 

@@ -171,6 +171,9 @@ def hard_values(draw: st.DrawFn, form: rational.Format) -> Fraction:
     step = 2 * (midpoint_above(bits, form) - here)
     value = here + step * Fraction(draw(st.integers(0, 8)), 8)
     moved = step * power_of_two(-draw(st.integers(0, 1000))) * draw(st.integers(-1, 1))
+    # Sums of products never lie between zero and the smallest float64.
+    if 0 < abs(value + moved) < Fraction(SMALLEST_FLOAT64):
+        moved = Fraction(0)
     return draw(st.sampled_from([1, -1])) * (value + moved)
 
 

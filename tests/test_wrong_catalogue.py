@@ -243,6 +243,7 @@ FORWARD_EXPOSURES: dict[str, Exposure] = {
         ),
         forward_with(0, "cos", 0, 0, 1, 0),
     ),
+    c.CPU_OUTPUTS: Exposure(forward_inputs, None),
     c.TWO_CALLS: Exposure(forward_inputs, None),
     c.SAME_MEMORY_TWICE: Exposure(forward_inputs, None),
 }
@@ -384,6 +385,7 @@ BACKWARD_EXPOSURES: dict[str, Exposure] = {
         ),
         backward_with(0, "cos", 0, 0, 0),
     ),
+    c.CPU_OUTPUTS: Exposure(backward_inputs, None),
     c.TWO_CALLS: Exposure(backward_inputs, None),
     c.SAME_MEMORY_TWICE: Exposure(backward_inputs, None),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
-import re
 import signal
 import socket
 import subprocess
@@ -256,10 +255,12 @@ def changes_the_current_folder(*tensors: torch.Tensor) -> torch.Tensor:
     return tensors[0].clone()
 
 
-def deletes_the_mapped_files(*tensors: torch.Tensor) -> torch.Tensor:
-    maps = pathlib.Path("/proc/self/maps").read_text()
-    for path in set(re.findall(r"(/\S+\.tensors)$", maps, re.MULTILINE)):
-        pathlib.Path(path).unlink()
+def cuts_the_judges_files_short(*tensors: torch.Tensor) -> torch.Tensor:
+    server = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+    judge = server.rpartition(")")[2].split()[1]
+    for entry in pathlib.Path(f"/proc/{judge}/fd").iterdir():
+        if str(entry.readlink()).startswith("/memfd:kernel-oracle"):
+            os.truncate(entry, 0)
     return tensors[0].clone()
 
 

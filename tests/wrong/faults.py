@@ -1,10 +1,12 @@
 """Faulty roundings, copies and writes that the wrong kernels of both operators share.
 
-Roundings take float32 and give bfloat16; copies take and give bfloat16. ``nearest`` and
-``unchanged`` are the right ones.
+Roundings take float32 and give bfloat16, ``nearest`` being the right one; copies take and give
+bfloat16.
 """
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 from torch import Tensor
@@ -63,10 +65,6 @@ def _high_half(pattern: Tensor) -> Tensor:
 # Copies
 
 
-def unchanged(values: Tensor) -> Tensor:
-    return values.clone()
-
-
 def through_fp16(values: Tensor) -> Tensor:
     return values.to(torch.float16).to(torch.bfloat16)
 
@@ -108,3 +106,13 @@ def without_last_bit(values: Tensor) -> Tensor:
 def flip_a_bit(values: Tensor, index: tuple[int, ...]) -> None:
     """Change one bfloat16 element by half of its binade, in place."""
     values.view(torch.int16)[index] ^= 0x40
+
+
+def clear_behind(tensor: Tensor, count: int = 64) -> None:
+    """Zero the memory of ``count`` elements behind a contiguous tensor on a CPU.
+
+    torch refuses to write outside a tensor's storage; a kernel with a wrong mask is not asked.
+    """
+    if tensor.device.type != "cpu":
+        raise ValueError(f"the memory behind a tensor on {tensor.device} is not written to here")
+    ctypes.memset(tensor.data_ptr() + tensor.nbytes, 0, count * tensor.itemsize)

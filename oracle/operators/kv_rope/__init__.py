@@ -34,7 +34,7 @@ def _concat_table(name: str) -> TensorSpec:
     return TensorSpec(
         name,
         ("batch_size", "1", "new_seq_len", "head_dim"),
-        f"{name}e of the rotation angles; the two halves are independent",
+        f"{name} of the rotation angles; the two halves are independent",
         may_broadcast=("batch_size",),
     )
 
@@ -109,8 +109,12 @@ grad_value_cache_input = grad_value_cache with the rows cache_position set to 0"
         TensorSpec("grad_key_cache", _STATIC_CACHE, "cotangent of the updated key cache"),
         TensorSpec("grad_value_cache", _STATIC_CACHE, "cotangent of the updated value cache"),
         TensorSpec("key_states", _STATES, "keys of the new tokens, not yet rotated"),
-        TensorSpec("cos", _STATIC_TABLE, "cosine of the rotation angles; halves independent"),
-        TensorSpec("sin", _STATIC_TABLE, "sine of the rotation angles; halves independent"),
+        TensorSpec(
+            "cos", _STATIC_TABLE, "cos of the rotation angles; the two halves are independent"
+        ),
+        TensorSpec(
+            "sin", _STATIC_TABLE, "sin of the rotation angles; the two halves are independent"
+        ),
         TensorSpec(
             "cache_position",
             ("new_seq_len",),

@@ -83,7 +83,10 @@ Positions = Callable[[int, int, Draws], NDArray[np.int64]]
 
 
 def _shuffled(count: int, rows: int, draws: Draws) -> NDArray[np.int64]:
-    return draws.permutation("cache_position", rows)[:count]
+    chosen = draws.permutation("cache_position", rows)[:count]
+    # A few rows may come out in order by chance, which would expose nothing.
+    ascends = count > 1 and bool(np.all(np.diff(chosen) > 0))
+    return chosen[::-1].copy() if ascends else chosen
 
 
 def _offset(count: int, rows: int, _draws: Draws) -> NDArray[np.int64]:
@@ -99,7 +102,7 @@ def _descending(count: int, rows: int, _draws: Draws) -> NDArray[np.int64]:
 
 
 def _gaps(count: int, rows: int, _draws: Draws) -> NDArray[np.int64]:
-    return np.arange(count) * (rows // count) + 1
+    return np.arange(count) * (rows // max(1, count)) + 1
 
 
 def _ascending_gaps(count: int, rows: int, draws: Draws) -> NDArray[np.int64]:
@@ -146,7 +149,10 @@ def random_at(positions: str) -> InputKind:
 
 
 def _code_all(case: Case, arrays: Arrays) -> None:
-    """Give the states and caches distinct codes: every element tells where it came from."""
+    """Give the states and caches codes: elements of one tensor tell where they came from.
+
+    Tensors start at different codes, so that equal places of two tensors differ.
+    """
     start = 0
     for name, array in arrays.items():
         if name in TABLES or name == "cache_position":
@@ -207,11 +213,11 @@ def paired_tables(case: Case, draws: Draws, arrays: Arrays) -> None:
 
 
 def small(case: Case, draws: Draws, arrays: Arrays) -> None:
-    """Scale states and caches by 2^-9: everything lies within 0.02 of zero."""
+    """Scale states and caches by 2^-12: everything lies within 0.01 of zero."""
     _start(case, draws, arrays)
     for name, array in arrays.items():
         if name not in TABLES and name != "cache_position":
-            array[...] = scaled(array, -9, case.dtype)
+            array[...] = scaled(array, -12, case.dtype)
 
 
 def scaled_rows(*exponents: int) -> InputKind:
@@ -271,7 +277,8 @@ def _tie_rows(shape: tuple[int, ...], dtype: str, unit: float) -> Array:
     first = np.where(head % 2 == 0, running, sign)
     second = np.where(head % 2 == 0, sign, running)
     rows = np.concatenate(np.broadcast_arrays(first, second), axis=-1)
-    return np.broadcast_to(encode(np.ldexp(rows, row % 16 - 8), dtype), shape)
+    signed = np.where(row // 2 % 2 == 0, rows, -rows)
+    return np.broadcast_to(encode(np.ldexp(signed, row % 16 - 8), dtype), shape)
 
 
 def cancellation(case: Case, draws: Draws, arrays: Arrays) -> None:
@@ -300,13 +307,21 @@ def _sign_bit(array: Array) -> Any:
 def special_copies(case: Case, draws: Draws, arrays: Arrays) -> None:
     """Put every 16-bit pattern into what is only copied: NaN payloads, subnormals, -0.0."""
     _start(case, draws, arrays)
-    kept = Rotation(arrays)
-    for place, name in enumerate(("value_states", *CACHES)):
+    copied = ("value_states", "key_cache", "value_cache", "grad_value_cache")
+    for place, name in enumerate(copied):
         if name in arrays:
             step = 1 if place % 2 else 65535
             arrays[name][...] = every_pattern(arrays[name].shape, 4099 * place, step)
-    if "grad_key_cache" in arrays:
-        kept.store()
+    if "cache_position" in arrays:
+        for step, name in ((1, "grad_key_cache"), (65535, "grad_value_cache")):
+            untouched = np.delete(arrays[name], arrays["cache_position"], axis=2).shape
+            _fill_untouched_rows(arrays, name, every_pattern(untouched, 0, step))
+
+
+def _fill_untouched_rows(arrays: Arrays, name: str, patterns: Array) -> None:
+    """Fill the rows of a cache that cache_position does not name."""
+    rows = np.delete(np.arange(arrays[name].shape[2]), arrays["cache_position"])
+    arrays[name][:, :, rows] = patterns
 
 
 def special_rotations(case: Case, draws: Draws, arrays: Arrays) -> None:
@@ -331,7 +346,7 @@ def special_rotations(case: Case, draws: Draws, arrays: Arrays) -> None:
 
 
 def non_finite_cleared_rows(case: Case, draws: Draws, arrays: Arrays) -> None:
-    """Put NaN and infinities into rows that must become zero, and into the rows beside them."""
+    """Put NaN and infinities into the rows that must become zero."""
     _start(case, draws, arrays)
     patterns = specials(case.dtype)
     for name in ("grad_key_cache", "grad_value_cache"):
@@ -342,7 +357,7 @@ def non_finite_cleared_rows(case: Case, draws: Draws, arrays: Arrays) -> None:
 
 def non_finite_last_rows(case: Case, draws: Draws, arrays: Arrays) -> None:
     """Put NaN into the last row of every cache and of the values, which are copied."""
-    _start(case, draws, arrays)
+    _start(case, draws, arrays, "offset")
     nan = specials(case.dtype)[1]
     for name in ("value_states", *CACHES):
         if name in arrays and arrays[name].shape[2]:
@@ -363,24 +378,25 @@ def head_codes(case: Case, draws: Draws, arrays: Arrays) -> None:
 
 
 def head_absorption(case: Case, draws: Draws, arrays: Arrays) -> None:
-    """Let one head hold 2^p and the others odd numbers, which a low-precision sum absorbs.
+    """Let one head hold 2^p and the others about 1, which a low-precision sum absorbs.
 
-    Which head is large differs from column to column, so that no order of summation escapes.
+    Which head is large differs from column to column, so that no order of summation escapes; rows
+    alternate between 1, which single additions lose, and 3/4, which rounded half sums lose.
     """
     _start(case, draws, arrays)
     rotation = Rotation(arrays)
     large = 2.0 ** format_of(case.dtype).precision
     _, heads, count, width = rotation.rows.shape
     head, row, column = np.ogrid[:heads, :count, :width]
-    odd = 1.0 + 2.0 * ((3 * head + 5 * row + column) % 2)
+    little = np.where(row % 2 == 0, 1.0, 0.75)
     chosen = (column + column // heads + row) % heads == head
-    rotation.rows[...] = encode(np.where(chosen, large, odd), case.dtype)
+    rotation.rows[...] = encode(np.where(chosen, large, little), case.dtype)
     rotation.store()
     _fill(arrays["key_states"], 1.0, case.dtype)
 
 
 def head_cancellation(case: Case, draws: Draws, arrays: Arrays) -> None:
-    """Let neighbouring heads cancel but for their last bits, under keys that are all equal."""
+    """Let pairs of heads cancel but for their last bits; both heads of a pair have one key."""
     _start(case, draws, arrays)
     rotation = Rotation(arrays)
     pairs = rotation.rows.shape[1] // 2
@@ -400,7 +416,9 @@ def head_ties(case: Case, draws: Draws, arrays: Arrays) -> None:
     steps = 2 ** (precision - 1)
     head, row, column = np.ogrid[:heads, :count, :width]
     running = 1.0 + ((steps - 1 - column) % steps) / steps
-    half_ulp = np.where((row + column) % 2 == 0, 2.0**-precision, -(2.0**-precision))
+    # Below 1.0 the numbers lie twice as close, so half an ulp less would be no tie there.
+    upward = ((row + column) % 2 == 0) | (running == 1.0)
+    half_ulp = np.where(upward, 2.0**-precision, -(2.0**-precision))
     rest = np.where(head % 2 == 0, 1.0, -1.0) * 2.0 ** -(head // 2)
     values = np.where(head == 0, running, np.where(head == 1, half_ulp, rest))
     rotation.rows[...] = encode(values, case.dtype)

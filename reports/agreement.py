@@ -94,13 +94,23 @@ def compare(first: dict[str, Any], second: dict[str, Any]) -> int:
             f" {other['grade']} on {other['device']}{'' if same else '  DIFFERS'}"
         )
         for case, details in one["cases"].items():
-            mine = (details["status"], details["first_wrong"])
-            theirs = (other["cases"][case]["status"], other["cases"][case]["first_wrong"])
+            mine = _outcome(details)
+            theirs = _outcome(other["cases"][case])
             if mine != theirs:
                 differences += 1
                 print(f"  {case}: {mine} and {theirs}")
     print("the same verdicts" if not differences else f"{differences} differences")
     return 1 if differences else 0
+
+
+def _outcome(case: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a case's status and first wrong element; a computed NaN's payload is the machine's."""
+    found = case["first_wrong"]
+    if found is None:
+        return (case["status"],)
+    is_nan = int(found["got"], 16) & 0x7FFF > 0x7F80
+    got = "nan" if is_nan else found["got"]
+    return case["status"], found["output"], tuple(found["index"]), got
 
 
 if __name__ == "__main__":

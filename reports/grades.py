@@ -3,7 +3,7 @@
     python reports/grades.py --write reports/grades-cpu.json --device cpu
     python reports/grades.py --write reports/grades-h200.json --device cuda
 
-On two CPU cores it takes about ten minutes, most of it for the certified oracle as a candidate.
+On two CPU cores it takes about four minutes.
 Exit status 0: each passed with the grade expected or a tighter one, every element certified.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -15,6 +16,11 @@ settings.register_profile("local", deadline=None)
 # On CI the same examples are drawn every time, and a failure prints how to replay it.
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# A shell that runs tests in the background lets them ignore SIGINT, and so would every process that
+# a test starts in order to interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:

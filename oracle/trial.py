@@ -80,9 +80,6 @@ def try_case(operator: Operator, case: Case, caller: Caller, terms: Terms) -> Ca
 
     Returns:
         The result; its ``seconds`` are left to the caller.
-
-    Raises:
-        BadCandidate: if the candidate has to be loaded again and cannot be.
     """
     with _Trial(operator, case, terms) as trial:
         return trial.judge(caller)

@@ -339,25 +339,29 @@ class _Isolated:
         self._operator = operator
         self._style = run.settings.style
         self._process: CandidateProcess | None = None
+        self._load_timeout = 0.0
         self.interpreter = server.interpreter
 
     def load(self, timeout: float) -> None:
-        """Load the candidate if it is not loaded.
+        """Load the candidate for the first time.
 
         Raises:
             BadCandidate: if it cannot be loaded.
         """
-        if self._process is None or not self._process.alive:
-            self._process = self._server.candidate(
-                self._reference,
-                _parameters(self._operator, self._style),
-                timeout,
-                self._operator.id,
-            )
+        self._load_timeout = timeout
+        self._process = self._server.candidate(
+            self._reference, _parameters(self._operator, self._style), timeout, self._operator.id
+        )
 
     def call(self, request: CallRequest, timeout: float) -> CallReply:
-        """Call the candidate."""
-        self.load(timeout)
+        """Call the candidate, in a new process if its last one has died."""
+        if self._process is None or not self._process.alive:
+            try:
+                self.load(self._load_timeout)
+            except BadCandidate as error:
+                # It was loaded before, so this is something it does, not something it is: the case
+                # fails, and the next one tries again.
+                return CallReply("crashed", message=f"It could not be loaded again: {error}")
         assert self._process is not None
         return self._process.call(request, timeout)
 
@@ -487,8 +491,6 @@ class _Run:
         )
         try:
             result = try_case(self.operator, case, source, terms)
-        except BadCandidate:
-            raise
         except Exception as error:  # noqa: BLE001 - a fault of ours must not lose other cases
             result = _judge_error(case, error)
         return replace(result, seconds=time.monotonic() - started)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,6 +278,21 @@ def test_a_hang_in_one_case_times_out_and_leaves_the_others_judged() -> None:
     statuses = {case.name: case.status for case in verdict.cases}
     assert statuses == {"keep": "passed", "one-token": "timed_out", "random": "passed"}
     assert verdict.exit_status == 1
+
+
+def test_a_candidate_that_cannot_be_loaded_again_fails_its_cases_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOADS_ONCE", str(tmp_path / "crashed"))
+    verdict = oracle.verify(
+        "tests.hostile.by_case:loads_once",
+        FORWARD,
+        cases=["keep", "one-token", "random"],
+        device="cpu",
+    )
+    statuses = {case.name: case.status for case in verdict.cases}
+    assert statuses == {"keep": "passed", "one-token": "crashed", "random": "crashed"}
+    assert "imported twice" in verdict.cases[-1].detail
 
 
 def test_fail_fast_stops_after_the_first_failure() -> None:

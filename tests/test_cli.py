@@ -127,6 +127,8 @@ def test_ctrl_c_before_anything_was_judged_exits_with_130_and_no_traceback(
 def test_a_stop_signal_ends_a_run_like_ctrl_c_and_its_handler_is_put_back(
     fake: FakeJudge, number: signal.Signals
 ) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # as under nohup
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
 
     def stopped() -> Verdict:

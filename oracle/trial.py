@@ -174,7 +174,7 @@ class _Trial:
             outputs_path=self._outputs.path,
             outputs=self._due.layouts,
             style=self._terms.style,
-            fill_byte=FILL_BYTES[number] if self._terms.twice else None,
+            fill_byte=FILL_BYTES[number],
             keep_outputs=self._terms.twice,
         )
 

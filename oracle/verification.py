@@ -261,7 +261,7 @@ class Judge:
         """
         if not self._settings.isolate:
             run.device = "cpu"
-            yield _Local(candidate, self.operator)
+            yield _Local(candidate, self.operator, self._settings.style)
             return
         if not isinstance(candidate, str):
             raise UsageError(
@@ -376,10 +376,12 @@ class _Local:
 
     interpreter = None
 
-    def __init__(self, candidate: str | Callable[..., Any], operator: Operator) -> None:
+    def __init__(
+        self, candidate: str | Callable[..., Any], operator: Operator, style: Style
+    ) -> None:
         if isinstance(candidate, str):
             candidate = load_candidate(
-                parse_candidate(candidate), _parameters(operator, "return"), operator.id
+                parse_candidate(candidate), _parameters(operator, style), operator.id
             )
         self._caller = Caller(candidate, "cpu")
 

@@ -295,6 +295,23 @@ def test_a_candidate_that_cannot_be_loaded_again_fails_its_cases_and_loses_none(
     assert "imported twice" in verdict.cases[-1].detail
 
 
+def test_an_output_never_written_is_found_in_a_large_case_too() -> None:
+    verdict = oracle.verify(
+        "tests.hostile.by_case:leaves_zeroed_rows_unwritten",
+        BACKWARD,
+        cases="suite-04-B2-N211-M1024",
+        device="cpu",
+    )
+    assert verdict.status == "wrong_values", verdict.summary()
+
+
+def test_style_out_by_name_works_without_isolation() -> None:
+    verdict = oracle.verify(
+        "tests.honest:forward_fp32_out", FORWARD, cases="keep", style="out", isolate=False
+    )
+    assert verdict.passed, verdict.summary()
+
+
 def test_fail_fast_stops_after_the_first_failure() -> None:
     verdict = oracle.verify(
         "tests.wrong.concat_forward:key_not_rotated",

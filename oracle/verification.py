@@ -340,6 +340,7 @@ class _Isolated:
         self._style = run.settings.style
         self._process: CandidateProcess | None = None
         self._load_timeout = 0.0
+        self._call_timeout = run.settings.timeout
         self.interpreter = server.interpreter
 
     def load(self, timeout: float) -> None:
@@ -362,6 +363,8 @@ class _Isolated:
                 # It was loaded before, so this is something it does, not something it is: the case
                 # fails, and the next one tries again.
                 return CallReply("crashed", message=f"It could not be loaded again: {error}")
+            # The first call of any process may compile.
+            timeout = max(timeout, FIRST_CALL_FACTOR * self._call_timeout)
         assert self._process is not None
         return self._process.call(request, timeout)
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 FLOATING_DTYPES = ("bfloat16", "float16", "float32")
 """The element types an operator can be judged in, the first one first."""
 
+DomainName = Literal["official", "general"]
+DOMAINS: tuple[DomainName, ...] = ("official", "general")
+"""``official``: the constants of the official suite hold, as real kernels hard-code them.
+``general``: all that the operator is defined for."""
+
 Style = Literal["return", "out", "inplace"]
 STYLES: tuple[Style, ...] = ("return", "out", "inplace")
 
@@ -97,10 +102,15 @@ class Summed:
             entries are *exactly* the terms (products of two numbers of at most 24 significant
             bits are exact in float64). It is called once per block, so memory stays bounded.
         count: the number of terms of every element, at least one.
+        clusters: called without arguments, gives an int64 tensor that broadcasts to the block's
+            shape: equal numbers for elements that share an input, different ones for elements
+            that share none, counted from 0 over the whole output. None where that is not known;
+            the mean of the rounding errors is then not tested.
     """
 
     terms: Callable[[], torch.Tensor]
     count: int
+    clusters: Callable[[], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,9 +136,54 @@ class Layout:
     Attributes:
         offset: elements between the start of the tensor's storage and its first element. A
             positive offset is a tensor that starts inside a larger buffer.
+        order: the dimensions from the slowest to the fastest in memory; empty for the natural
+            order. ``(0, 2, 1, 3)`` is a ``[B, S, H, D]`` buffer seen as ``[B, H, S, D]``.
+        steps: per dimension, places in memory from one index to the next (2: every second row);
+            empty for 1 everywhere.
+        gaps: per dimension, places after its last index that belong to nobody (the tensor is cut
+            from a wider one); empty for none.
+        expanded: dimensions of stride 0: all indices along them are the same memory.
     """
 
     offset: int = 0
+    order: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    gaps: tuple[int, ...] = ()
+    expanded: tuple[int, ...] = ()
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the strides, in elements, of a tensor of that shape.
+
+        Raises:
+            InvalidDefinition: if the layout has another number of dimensions.
+        """
+        for name in ("order", "steps", "gaps"):
+            given = getattr(self, name)
+            if given and len(given) != len(shape):
+                raise InvalidDefinition(
+                    f"a layout with {name}={given} is for {len(given)} dimensions, not for shape"
+                    f" {tuple(shape)}"
+                )
+        strides = [0] * len(shape)
+        places = 1
+        for dimension in reversed(self.order or range(len(shape))):
+            if dimension in self.expanded:
+                continue
+            step = self.steps[dimension] if self.steps else 1
+            strides[dimension] = places * step
+            gap = self.gaps[dimension] if self.gaps else 0
+            places *= max(1, shape[dimension] * step + gap)
+        return tuple(strides)
+
+    def is_contiguous(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of that shape is contiguous in this layout, wherever it starts."""
+        if 0 in shape:
+            return True
+        plain = Layout().strides(shape)
+        return all(
+            size == 1 or stride == expected
+            for size, stride, expected in zip(shape, self.strides(shape), plain, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -146,6 +201,10 @@ class Case:
         layouts: input name to layout, for inputs that are not plain contiguous tensors.
         random: whether the inputs are independent random draws (and so fit for statistics).
         published: published figures of the case, such as ``scoring_baseline_us``.
+        domain: the domain the case belongs to.
+        broadcast: input name to the axes along which it has size one, of those that may.
+        constraints: names of the operator's constraints that its inputs meet.
+        needs_gpu: whether it is too large to be run without a GPU.
     """
 
     operator: str
@@ -158,6 +217,10 @@ class Case:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     random: bool = False
     published: Mapping[str, float] = field(default_factory=dict)
+    domain: DomainName = "official"
+    broadcast: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+    needs_gpu: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that a command line or a test id cannot hold; copy the mappings."""
@@ -171,7 +234,7 @@ class Case:
                 f"case {self.name} of {self.operator} has dtype {self.dtype!r}; known are "
                 + ", ".join(FLOATING_DTYPES)
             )
-        for name in ("sizes", "layouts", "published"):
+        for name in ("sizes", "layouts", "published", "broadcast"):
             object.__setattr__(self, name, dict(getattr(self, name)))
 
 
@@ -192,8 +255,79 @@ class Suite:
     published: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Domain:
+    """Which cases a candidate is judged on, and so what a verdict is about.
+
+    Claims narrow the general domain to what a kernel is made for.
+
+    Attributes:
+        name: ``official`` or ``general``.
+        sizes: claimed axis to its allowed sizes; axes not named may have any.
+        dtypes: the claimed floating types; empty for all of the operator's.
+        contiguous: whether all inputs are contiguous.
+        constraints: names of the operator's constraints that all inputs meet.
+    """
+
+    name: DomainName = "official"
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
+    contiguous: bool = False
+    constraints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Copy the mapping."""
+        object.__setattr__(self, "sizes", dict(self.sizes))
+
+    def claims(self) -> tuple[str, ...]:
+        """Return the claims as they are written after ``--where``."""
+        texts = [f"{axis}={','.join(map(str, sizes))}" for axis, sizes in self.sizes.items()]
+        if self.dtypes:
+            texts.append(f"dtype={','.join(self.dtypes)}")
+        if self.contiguous:
+            texts.append("layout=contiguous")
+        return (*texts, *self.constraints)
+
+    def __str__(self) -> str:
+        """Return the name and the claims, as in ``general where head_dim=64``."""
+        claims = self.claims()
+        return f"{self.name} where {' '.join(claims)}" if claims else self.name
+
+
 InputKind = Callable[[Case, "Draws", Mapping[str, "np.ndarray[Any, Any]"]], None]
 """Fills the given arrays (bit patterns of the floating tensors, int64 of index tensors)."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Something that inputs may be restricted to, as ``--where name`` claims.
+
+    Attributes:
+        description: what the inputs have in common, as a phrase.
+        impose: changes drawn inputs, given as to an :data:`InputKind`, so that they meet it.
+    """
+
+    description: str
+    impose: Callable[[Case, Mapping[str, np.ndarray[Any, Any]]], None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A known way to compute something like an operator: a usual fault, or a legal liberty.
+
+    Attributes:
+        name: words with hyphens, such as ``interleaved-pairing``.
+        description: one sentence: what it does.
+        compute: ``compute(inputs)`` returns the outputs, fresh tensors of the inputs' dtype and
+            device, from the inputs in call order; all shapes, dtypes and layouts of the general
+            domain are possible. Nothing that is a mere copy of an input passes through arithmetic.
+        legal: whether an honest kernel may compute this.
+    """
+
+    name: str
+    description: str
+    compute: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+    legal: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,6 +355,11 @@ class Operator:
         probes: small cases, each made to expose one kind of fault.
         suites: the official suites.
         inplace: pairs (input name, output name) that style ``inplace`` may write.
+        general_probes: further probes, of the general domain only.
+        large: cases that only a GPU can run.
+        variety: for axes that the official domain fixes, the sizes that the general domain tries.
+        constraints: by name, such as ``tables=paired``, what inputs may be restricted to.
+        variants: usual faults and legal liberties, for diagnosis and detection.
     """
 
     id: str
@@ -238,6 +377,11 @@ class Operator:
     probes: tuple[Case, ...]
     suites: tuple[Suite, ...]
     inplace: tuple[tuple[str, str], ...] = ()
+    general_probes: tuple[Case, ...] = ()
+    large: tuple[Case, ...] = ()
+    variety: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    constraints: Mapping[str, Constraint] = field(default_factory=dict)
+    variants: tuple[Variant, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that axes, tensors and cases refer to each other correctly.
@@ -259,11 +403,11 @@ class Operator:
                         f"tensor {spec.name} of {self.id} has unknown axis {axis_name!r}; known"
                         f" are {', '.join(sorted(known))}"
                     )
-        names = [spec.name for spec in self.inputs + self.outputs]
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        repeated = _repeated([spec.name for spec in self.inputs + self.outputs])
         if repeated:
             raise InvalidDefinition(f"{self.id} names {', '.join(repeated)} twice")
         self._check_references(known)
+        self._check_choices()
         self._check_cases()
 
     def _check_references(self, known: set[str]) -> None:
@@ -290,10 +434,21 @@ class Operator:
                     " input of it"
                 )
 
+    def _check_choices(self) -> None:
+        for axis, sizes in self.variety.items():
+            if axis not in self.official or not sizes:
+                raise InvalidDefinition(
+                    f"{self.id} varies {axis!r} over {sizes}; give sizes of an axis that has an"
+                    " official one"
+                )
+        repeated = _repeated([variant.name for variant in self.variants])
+        if repeated:
+            raise InvalidDefinition(f"{self.id} has variants of one name: {', '.join(repeated)}")
+
     def _check_cases(self) -> None:
         seen: set[str] = set()
         free = {axis.name for axis in self.axes if not axis.sum_of}
-        for case in self.cases:
+        for case in self.cases + self.general_probes:
             if case.name in seen:
                 raise InvalidDefinition(f"{self.id} has two cases named {case.name}")
             seen.add(case.name)
@@ -321,6 +476,19 @@ class Operator:
             raise InvalidDefinition(
                 f"case {case.name} of {self.id} lays out {', '.join(sorted(unknown))}, no inputs"
             )
+        for name, axes in case.broadcast.items():
+            allowed = next((s.may_broadcast for s in self.inputs if s.name == name), ())
+            if not set(axes) <= set(allowed):
+                raise InvalidDefinition(
+                    f"case {case.name} of {self.id} broadcasts {name} along {', '.join(axes)}; it"
+                    f" may along {', '.join(allowed) or 'no axis'}"
+                )
+        unknown = set(case.constraints) - set(self.constraints)
+        if unknown:
+            raise InvalidDefinition(
+                f"case {case.name} of {self.id} meets unknown constraints"
+                f" {', '.join(sorted(unknown))}; known are {', '.join(self.constraints) or 'none'}"
+            )
         try:
             self.check_sizes(case.sizes)
         except InvalidInput as error:
@@ -328,8 +496,9 @@ class Operator:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """All cases, probes first, then the suites in order."""
-        return self.probes + tuple(case for suite in self.suites for case in suite.cases)
+        """All cases of the official domain: probes, the suites in order, the large ones."""
+        suites = tuple(case for suite in self.suites for case in suite.cases)
+        return self.probes + suites + self.large
 
     def case(self, name: str) -> Case:
         """Return the case of that name.
@@ -381,6 +550,14 @@ class Operator:
         full = self.all_sizes(sizes)
         return tuple(1 if axis == "1" else full[axis] for axis in spec.axes)
 
+    def case_shape(self, spec: TensorSpec, case: Case) -> tuple[int, ...]:
+        """Return a tensor's shape in a case, with size one where the case broadcasts it."""
+        ones = case.broadcast.get(spec.name, ())
+        shape = self.shape(spec, case.sizes)
+        return tuple(
+            1 if axis in ones else size for axis, size in zip(spec.axes, shape, strict=True)
+        )
+
     def bind(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Check the inputs and return the sizes of all axes.
 
@@ -408,6 +585,10 @@ class Operator:
             if spec.indexes is not None:
                 check_positions(spec.name, inputs[spec.name], spec.indexes, sizes[spec.indexes])
         return self.all_sizes(free)
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
 
 
 def _bind_shape(

@@ -87,7 +87,7 @@ def plan(
     places = []
     position = GUARD_BYTES
     for spec in specs:
-        shape = operator.shape(spec, case.sizes)
+        shape = operator.case_shape(spec, case)
         item = bits_type(spec, case.dtype).itemsize
         before = layouts.get(spec.name, Layout()).offset
         start = position + before * item

@@ -182,7 +182,7 @@ def make_inputs(
 
         operator = find_operator(case.operator)
     arrays = {
-        spec.name: np.zeros(operator.shape(spec, case.sizes), dtype=bits_type(spec, case.dtype))
+        spec.name: np.zeros(operator.case_shape(spec, case), dtype=bits_type(spec, case.dtype))
         for spec in operator.inputs
     }
     fill_inputs(operator, case, seed, arrays)

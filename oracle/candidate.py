@@ -57,7 +57,7 @@ class CandidateReference:
         text: the name as given.
         kind: ``"module"`` or ``"file"``.
         location: the module's dotted name, or the file's absolute path.
-        function: the function's name.
+        function: the function's name; with dots for one inside a class.
     """
 
     text: str
@@ -81,7 +81,7 @@ def parse_candidate(text: str) -> CandidateReference:
         raise BadCandidate(_missing_function(text))
     if not location:
         raise BadCandidate(f"candidate {text!r} names no module or file; {_HOW_TO_NAME}.")
-    if not function.isidentifier():
+    if not all(part.isidentifier() for part in function.split(".")):
         raise BadCandidate(
             f"candidate {text!r} names no function: {function!r} is not a function's name;"
             f" {_HOW_TO_NAME}."
@@ -152,7 +152,7 @@ def load_candidate(
     with import_path(reference):
         try:
             module = _import(reference)
-            function = getattr(module, reference.function, None)
+            function = _look_up(module, reference.function)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -160,21 +160,52 @@ def load_candidate(
             raise BadCandidate(_import_failure(reference, error)) from error
     if function is None:
         raise BadCandidate(_no_such_function(reference, module))
-    _check_callable(reference, function)
-    _check_parameters(reference, function, parameters, operator)
+    check_candidate(reference.text, function, parameters, operator)
     return function  # type: ignore[no-any-return]
+
+
+def _look_up(module: ModuleType, name: str) -> Any:
+    """Return what a module holds under a name with dots; None where there is nothing."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def check_candidate(
+    name: str, function: object, parameters: Sequence[str], operator: str = "the operator"
+) -> None:
+    """Check that something can be called with the given positional arguments.
+
+    Args:
+        name: what it is called in messages.
+        function: what should be a function.
+        parameters: names of the arguments it will be called with, in order.
+        operator: who calls.
+
+    Raises:
+        BadCandidate: if it is no function, or takes other arguments. A signature that Python
+            cannot read is let through.
+    """
+    _check_callable(name, function)
+    _check_parameters(name, function, parameters, operator)
 
 
 def describe_exception(error: BaseException) -> str:
     """Say an exception's type and text on one line, the text shortened to 500 characters."""
     try:
-        text = " ".join(str(error).split())
+        text = _printable(" ".join(str(error).split()))
     except BaseException:  # noqa: BLE001 - the candidate's own __str__ may raise anything
         text = "(its text cannot be shown)"
     if len(text) > _MESSAGE_LIMIT:
         text = text[:_MESSAGE_LIMIT] + "..."
     name = type(error).__name__
     return f"{name}: {text}" if text else name
+
+
+def _printable(text: str) -> str:
+    """Escape what would move a terminal's cursor or change its colours."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def line_in(error: BaseException, files: Sequence[str]) -> str:
@@ -377,23 +408,23 @@ def _own_package_hint(reference: CandidateReference) -> str:
     return f" ({top} means kernel-oracle's own package; a file of yours is ./{top}.py.)"
 
 
-def _check_callable(reference: CandidateReference, function: object) -> None:
+def _check_callable(name: str, function: object) -> None:
     kind = type(function)
     if kind.__module__.startswith("triton.runtime"):
         raise BadCandidate(
-            f"{reference.text} is a Triton kernel, which needs a grid to be launched; name the"
+            f"{name} is a Triton kernel, which needs a grid to be launched; name the"
             " Python function that launches it."
         )
     if not callable(function):
         raise BadCandidate(
-            f"{reference.text} is no function: it is an object of type {kind.__name__}; name a"
+            f"{name} is no function: it is an object of type {kind.__name__}; name a"
             " function that takes and returns tensors."
         )
 
 
 def _check_parameters(
-    reference: CandidateReference,
-    function: Callable[..., Any],
+    name: str,
+    function: Any,
     parameters: Sequence[str],
     operator: str,
 ) -> None:
@@ -406,7 +437,7 @@ def _check_parameters(
         signature.bind(*parameters)
     except TypeError:
         raise BadCandidate(
-            f"{reference.text} {_accepts(signature)}, but {operator} passes"
+            f"{name} {_accepts(signature)}, but {operator} passes"
             f" {len(parameters)}: {', '.join(parameters)}."
         ) from None
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import secrets
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,6 +59,8 @@ judged so far shown and written.
 
 _EXAMPLES = Path(__file__).parent / "examples"
 _LOG_WIDTH = 100
+_DEAF_S = 5.0
+"""Seconds after a stop signal in which others are taken for its repetitions."""
 
 
 class _Program(click.Group):
@@ -257,12 +261,15 @@ def verify(
     with the operator's inputs, in the order that 'show ID' lists them. It runs in a process of its
     own: a crash, a hang or an out-of-memory is a verdict, and the other cases still run.
     """
-    settings["cases"] = _split_cases(cases)
+    settings["cases"] = cases
     with _user_errors():
         (verdict,) = _judge([candidate], settings, quiet)
         _write_json(verdict.to_dict(), json_target)
     if not quiet:
         _show(report.verdict_view(verdict, verbose))
+    elif verdict.exit_status not in (0, EXIT_FAILED, EXIT_INTERRUPTED):
+        # Nothing was judged, and the exit status alone does not say why.
+        _show(report.refusal_line(verdict))
     return verdict.exit_status
 
 
@@ -325,6 +332,7 @@ def _judge(candidates: Iterable[str], settings: Mapping[str, Any], quiet: bool) 
             try:
                 verdicts.append(judge.verify(candidate))
             except verification.Interrupted as stop:
+                _ignore_stop_signals()
                 return [*verdicts, stop.verdict]
     return verdicts
 
@@ -362,12 +370,15 @@ def _stop_signals() -> Iterator[None]:
         KeyboardInterrupt: also where the interruption came out as another exception: an import
             that is broken off may raise what it likes.
     """
-    stopped = False
+    stopped = -math.inf
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         nonlocal stopped
-        stopped = True
-        raise KeyboardInterrupt
+        # A key held down must not break off what obeys the first stroke. Later ones count again,
+        # as the first may have been lost, in a finalizer for instance.
+        if time.monotonic() - stopped > _DEAF_S:
+            stopped = time.monotonic()
+            raise KeyboardInterrupt
 
     # A signal that whoever started us chose to ignore (nohup) stays ignored.
     numbers = [
@@ -379,12 +390,18 @@ def _stop_signals() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if stopped:
+        if stopped > -math.inf:
             raise KeyboardInterrupt from error
         raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _ignore_stop_signals() -> None:
+    """Let nothing break off the writing of what was judged; :func:`_stop_signals` ends this."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -407,13 +424,6 @@ def _find_operator(operator: str) -> Operator:
         return find_operator(operator)
     except UnknownOperator as error:
         raise click.UsageError(str(error)) from error
-
-
-def _split_cases(text: str) -> str | tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise click.UsageError(f"--cases {text!r} has an empty name between its commas")
-    return names[0] if len(names) == 1 else names
 
 
 def _examples(operator: Operator) -> dict[str, str]:
@@ -464,13 +474,17 @@ def _write_json(data: object, target: str | None) -> None:
     if target is None:
         return
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    if target == "-":
-        click.echo(text, nl=False)
-        return
     try:
-        _replace(Path(target), text)
+        if target == "-":
+            click.echo(text, nl=False)
+        else:
+            _replace(Path(target), text)
     except OSError as error:
-        raise _CannotWrite(f"the JSON could not be written to {target}: {error}") from error
+        where = "standard output" if target == "-" else target
+        if target == "-":
+            # Else Python would try again to write what is left when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _CannotWrite(f"the JSON could not be written to {where}: {error}") from error
 
 
 def _replace(path: Path, text: str) -> None:

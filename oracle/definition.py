@@ -574,6 +574,13 @@ class Operator:
         missing = [spec.name for spec in self.inputs if spec.name not in inputs]
         if missing:
             raise InvalidInput(f"{self.id} needs {', '.join(missing)}, which were not given")
+        unknown = sorted(set(inputs) - {spec.name for spec in self.inputs})
+        if unknown:
+            raise InvalidInput(
+                f"{self.id} has no input {', '.join(unknown)}; its inputs are"
+                f" {', '.join(spec.name for spec in self.inputs)}"
+            )
+        _check_devices(self, inputs)
         sizes: dict[str, int] = {}
         origin: dict[str, str] = {}
         for spec in self.inputs:
@@ -617,6 +624,16 @@ def _bind_shape(
             raise InvalidInput(
                 f"axis {axis} of {operator} is {sizes[axis]} in {origin[axis]} but {size} in"
                 f" {spec.name} (dimension {dimension} of shape {shape})"
+            )
+
+
+def _check_devices(operator: Operator, inputs: Mapping[str, torch.Tensor]) -> None:
+    first = operator.inputs[0].name
+    for spec in operator.inputs:
+        if inputs[spec.name].device != inputs[first].device:
+            raise InvalidInput(
+                f"{spec.name} of {operator.id} is on {inputs[spec.name].device}, but {first} is on"
+                f" {inputs[first].device}; put all inputs on one device"
             )
 
 

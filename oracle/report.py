@@ -71,6 +71,12 @@ def verdict_view(verdict: Verdict, verbose: bool = False) -> Group:
     return Group(*parts)
 
 
+def refusal_line(verdict: Verdict) -> Text:
+    """Say in one line why nothing was judged."""
+    status = _status(verdict.status, verdict.violation)
+    return Text.assemble(f"{status}: ", _foreign(verdict.detail or "no element was compared"))
+
+
 def cases_table(cases: Sequence[CaseResult]) -> Group:
     """List cases: name, sizes, status, grade, elements, certified, worst error, seconds."""
     varying, _ = _axes_by_variation(cases)

@@ -21,6 +21,7 @@ from .caller import Caller
 from .candidate import (
     BadCandidate,
     CandidateReference,
+    check_candidate,
     load_candidate,
     parse_candidate,
     uses_triton,
@@ -31,7 +32,7 @@ from .machine import Device, DeviceUnavailable, choose_device, environment
 from .operators import find_operator
 from .trial import Terms, describe, try_case
 from .verdict import CaseResult, Verdict, gravest, loosest
-from .worker import CandidateProcess, WorkerServer
+from .worker import CandidateProcess, WorkerError, WorkerServer
 
 __all__ = [
     "DeviceUnavailable",
@@ -56,6 +57,12 @@ INTERPRETER_TWICE = 1 << 20
 
 _GUARDED_SUITE_CASES = 2
 
+_ALONE_S = 5.0
+"""A failure that took longer than this is not judged a second time."""
+
+_REPEATED = ("crashed", "call_violation", "wrong_values", "below_contract")
+"""Statuses of failures that are judged a second time, alone."""
+
 
 class UsageError(ValueError):
     """An argument cannot be used; the message names it and what to use instead."""
@@ -74,7 +81,8 @@ def select_cases(operator: Operator, cases: str | Sequence[str]) -> tuple[Case, 
 
     Args:
         operator: the operator.
-        cases: ``"all"``, ``"probes"``, ``"suite"``, one name, or a sequence of these.
+        cases: ``"all"``, ``"probes"``, ``"suite"`` or names of cases, separated by commas or as a
+            sequence.
 
     Returns:
         The cases in the operator's order, each once.
@@ -83,7 +91,7 @@ def select_cases(operator: Operator, cases: str | Sequence[str]) -> tuple[Case, 
         UsageError: for a name that is none of them, with close matches.
     """
     wanted: set[str] = set()
-    for name in (cases,) if isinstance(cases, str) else tuple(cases):
+    for name in _case_words(cases):
         if name in ("all", "probes"):
             wanted.update(case.name for case in operator.probes)
         if name in ("all", "suite"):
@@ -93,6 +101,18 @@ def select_cases(operator: Operator, cases: str | Sequence[str]) -> tuple[Case, 
     if not wanted:
         raise UsageError("no cases were given; use 'all', 'probes', 'suite' or names of cases")
     return tuple(case for case in operator.cases if case.name in wanted)
+
+
+def _case_words(cases: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the words a choice of cases consists of.
+
+    Raises:
+        UsageError: for an empty one.
+    """
+    words = tuple(word.strip() for word in (cases.split(",") if isinstance(cases, str) else cases))
+    if not all(words):
+        raise UsageError(f"cases {cases!r} has an empty name between its commas")
+    return words
 
 
 def _known_case(operator: Operator, name: str) -> str:
@@ -132,7 +152,8 @@ def verify(
             ``isolate=False`` also a callable. It is called with the operator's inputs,
             positionally, in definition order.
         operator: an operator or its id.
-        cases: ``"all"``, ``"probes"``, ``"suite"``, names of cases, or a sequence of these.
+        cases: ``"all"``, ``"probes"``, ``"suite"`` or names of cases, separated by commas or as a
+            sequence.
         style: ``"return"`` (a tensor or a tuple is returned) or ``"out"`` (output tensors follow
             the inputs and are written).
         contract: the numeric contract that computed elements must meet; see
@@ -141,7 +162,7 @@ def verify(
         where: claims that narrow a domain; the official domain takes none.
         device: ``"cuda"``, ``"cpu"`` or ``"interpreter"``; None for cuda where there is one,
             else the interpreter for a candidate that uses Triton, else cpu.
-        seed: of the inputs.
+        seed: of the inputs, 0 or more.
         timeout: seconds a call may take; the first one, which may compile, five times as long.
         isolate: run the candidate in a process of its own. Without isolation there is no time
             limit, and a crash takes the caller along.
@@ -202,12 +223,12 @@ class Judge:
         on_case: OnCase | None = None,
     ) -> None:
         self.operator = find_operator(operator) if isinstance(operator, str) else operator
-        _check_choices(style, contract, domain, where, timeout)
+        _check_choices(style, contract, domain, where, seed, timeout)
         if not isolate and device not in (None, "cpu"):
             raise UsageError(f"device {device!r} needs isolate=True; without isolation use 'cpu'")
         self.cases = select_cases(self.operator, cases)
         self._named = _named_cases(cases)
-        self._cases_text = cases if isinstance(cases, str) else ",".join(cases)
+        self._cases_text = ",".join(_case_words(cases))
         self._settings = _Settings(style, contract, domain, seed, timeout, isolate, fail_fast)
         self._device = device
         self._on_case = on_case
@@ -235,6 +256,7 @@ class Judge:
             operator=self.operator,
             settings=settings,
             candidate=candidate if isinstance(candidate, str) else _callable_name(candidate),
+            named_by_text=isinstance(candidate, str),
             cases=self.cases,
             cases_text=self._cases_text,
             named=self._named,
@@ -246,7 +268,11 @@ class Judge:
         except BadCandidate as error:
             run.refuse(str(error))
         except KeyboardInterrupt:
-            self.close()
+            try:
+                self.close()
+            except KeyboardInterrupt:
+                # Typed once more meanwhile; the first one is being obeyed.
+                self.close()
             raise Interrupted(run.verdict(started, interrupted=True)) from None
         return run.verdict(started)
 
@@ -265,13 +291,20 @@ class Judge:
             return
         if not isinstance(candidate, str):
             raise UsageError(
-                f"{_callable_name(candidate)} is a callable, which cannot be isolated; name it as"
-                " 'package.module:function' or 'file.py:function', or pass isolate=False"
+                f"{_callable_name(candidate)} is no name, and only what is named can be isolated;"
+                " write 'package.module:function' or 'file.py:function', or pass a callable with"
+                " isolate=False"
             )
         # The device decides what is asked of the candidate, so it comes first.
         run.device = choose_device(self._device, triton_candidate=False)
         reference = parse_candidate(candidate)
-        run.device = choose_device(self._device, uses_triton(reference))
+        triton = uses_triton(reference)
+        run.device = choose_device(self._device, triton)
+        if triton and run.device == "cpu":
+            run.remark(
+                "this candidate uses Triton, whose kernels do not run on a CPU: to judge those, use"
+                " the device 'interpreter', or 'cuda' where there is a GPU"
+            )
         source = _Isolated(self._server(run.device), reference, self.operator, run)
         try:
             yield source
@@ -298,7 +331,12 @@ class _Settings:
 
 
 def _check_choices(
-    style: str, contract: str, domain: str, where: Mapping[str, object] | None, timeout: float
+    style: str,
+    contract: str,
+    domain: str,
+    where: Mapping[str, object] | None,
+    seed: object,
+    timeout: float,
 ) -> None:
     if style not in STYLES or style == "inplace":
         raise UsageError(f"style {style!r} is not one of 'return', 'out'")
@@ -308,17 +346,21 @@ def _check_choices(
         raise UsageError(f"domain {domain!r} is not known; there is 'official'")
     if where:
         raise UsageError(f"where={dict(where)!r}: the official domain takes no claims")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise UsageError(f"seed is {seed!r}; it must be a whole number, 0 or more")
     if not (timeout > 0 and math.isfinite(timeout)):
         raise UsageError(f"timeout is {timeout}; it must be a positive number of seconds")
 
 
 def _named_cases(cases: str | Sequence[str]) -> frozenset[str]:
     """Return the cases that were asked for by their own names."""
-    names = (cases,) if isinstance(cases, str) else tuple(cases)
-    return frozenset(names) - {"all", "probes", "suite"}
+    return frozenset(_case_words(cases)) - {"all", "probes", "suite"}
 
 
 def _callable_name(function: object) -> str:
+    """Name an object given in place of a candidate's name."""
+    if not callable(function):
+        return f"{function!r} of type {type(function).__qualname__}"
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{module}:{name}" if module else name
@@ -366,12 +408,40 @@ class _Isolated:
             # The first call of any process may compile.
             timeout = max(timeout, FIRST_CALL_FACTOR * self._call_timeout)
         assert self._process is not None
-        return self._process.call(request, timeout)
+        try:
+            return self._process.call(request, timeout)
+        except WorkerError as error:
+            if not self._works_for_another(request, timeout):
+                raise
+            return CallReply("crashed", message=_damage(str(error)))
+
+    def _works_for_another(self, request: CallRequest, timeout: float) -> bool:
+        """Whether a call that failed around the candidate works with one that does nothing."""
+        self.close()
+        control = CandidateReference(
+            "oracle.control:return_nothing", "module", "oracle.control", "return_nothing"
+        )
+        try:
+            with self._server.candidate(control, (), self._load_timeout) as process:
+                return process.call(request, timeout).status == "returned"
+        except (BadCandidate, WorkerError):
+            return False
 
     def close(self) -> None:
-        """End the candidate's process."""
+        """End the candidate's process; the next call starts another."""
         if self._process is not None:
             self._process.close()
+            self._process = None
+
+
+def _damage(report: str) -> str:
+    """Say that a candidate broke what calls depend on, by the last line of a traceback."""
+    last = report.strip().splitlines()[-1]
+    return (
+        "The candidate changed something in its process that every call depends on, such as torch"
+        f" or a resource limit: reading its outputs failed with {last.rstrip('.')}. With another"
+        " candidate the same call works."
+    )
 
 
 class _Local:
@@ -382,10 +452,11 @@ class _Local:
     def __init__(
         self, candidate: str | Callable[..., Any], operator: Operator, style: Style
     ) -> None:
+        parameters = _parameters(operator, style)
         if isinstance(candidate, str):
-            candidate = load_candidate(
-                parse_candidate(candidate), _parameters(operator, style), operator.id
-            )
+            candidate = load_candidate(parse_candidate(candidate), parameters, operator.id)
+        else:
+            check_candidate(_callable_name(candidate), candidate, parameters, operator.id)
         self._caller = Caller(candidate, "cpu")
 
     def load(self, timeout: float) -> None:
@@ -411,6 +482,7 @@ class _Run:
         operator: Operator,
         settings: _Settings,
         candidate: str,
+        named_by_text: bool,
         cases: tuple[Case, ...],
         cases_text: str,
         named: frozenset[str],
@@ -420,6 +492,7 @@ class _Run:
         self.settings = settings
         self.device: Device = "cpu"
         self._candidate = candidate
+        self._named_by_text = named_by_text
         self._cases = cases
         self._cases_text = cases_text
         self._named = named
@@ -427,6 +500,8 @@ class _Run:
         self._results: list[CaseResult] = []
         self._remarks: list[str] = []
         self._refusal = ""
+        self._guarded = _guarded(operator)
+        self._recurs = True
 
     def judge(self, source: _Isolated | _Local) -> None:
         """Judge every case in turn.
@@ -436,20 +511,51 @@ class _Run:
         """
         self._note_interpreter(source.interpreter)
         source.load(FIRST_CALL_FACTOR * self.settings.timeout)
-        guarded = _guarded(self.operator)
         for case in self._cases:
-            twice = case.name in guarded and not self._slow(case, INTERPRETER_TWICE)
-            result = self._skip(case) or self._judge_case(source, case, twice)
+            result = self._skip(case) or self._judge_case(source, case)
             self._results.append(result)
             if self._on_case is not None:
                 self._on_case(result, len(self._results), len(self._cases))
             if self.settings.fail_fast and result.status not in ("passed", "empty_ok", "not_run"):
                 self._remarks.append(f"stopped after {result.name}, as fail-fast was asked for")
-                return
+                break
+        if isinstance(source, _Isolated):
+            self._judge_alone(source)
+
+    def _judge_alone(self, source: _Isolated) -> None:
+        """Judge the first failure again, alone in a fresh process: its command is to repeat it.
+
+        What does not recur depends on the calls before it, or on chance.
+        """
+        failure = self._first_failure()
+        if failure is None or failure is self._results[0] or failure.seconds > _ALONE_S:
+            return
+        if failure.status not in _REPEATED:
+            return
+        source.close()
+        case = next(case for case in self._cases if case.name == failure.name)
+        alone = self._judge_case(source, case)
+        if alone.status in ("passed", "empty_ok"):
+            self._recurs = False
+            self._remarks.append(
+                f"alone in a fresh process {failure.name} passes: the candidate depends on the"
+                " calls before, or on chance; the command repeats the whole run"
+            )
+
+    def _first_failure(self) -> CaseResult | None:
+        """Return the first case of the gravest status, if that is one of failure."""
+        status = gravest([case.status for case in self._results])
+        if status in ("passed", "nothing_compared"):
+            return None
+        return next(case for case in self._results if case.status == status)
 
     def refuse(self, reason: str) -> None:
         """Note that the candidate cannot be judged at all."""
         self._refusal = reason
+
+    def remark(self, text: str) -> None:
+        """Note what is worth knowing about the run as a whole."""
+        self._remarks.append(text)
 
     def _note_interpreter(self, report: InterpreterReport | None) -> None:
         """Remark on the interpreter; refuse to judge bfloat16 where it is not faithful.
@@ -481,7 +587,7 @@ class _Run:
             return False
         return _output_elements(self.operator, case) > elements
 
-    def _judge_case(self, source: _Isolated | _Local, case: Case, twice: bool) -> CaseResult:
+    def _judge_case(self, source: _Isolated | _Local, case: Case) -> CaseResult:
         started = time.monotonic()
         settings = self.settings
         called = any(result.status != "not_run" for result in self._results)
@@ -492,7 +598,7 @@ class _Run:
             seed=settings.seed,
             timeout=settings.timeout,
             first_timeout=settings.timeout * (1.0 if called else FIRST_CALL_FACTOR),
-            twice=twice,
+            twice=case.name in self._guarded and not self._slow(case, INTERPRETER_TWICE),
         )
         try:
             result = try_case(self.operator, case, source, terms)
@@ -505,16 +611,15 @@ class _Run:
         status = (
             "bad_candidate" if self._refusal else gravest([case.status for case in self._results])
         )
-        failure = next((case for case in self._results if case.status == status), None)
-        failed = status not in ("passed", "nothing_compared")
+        failure = None if self._refusal else self._first_failure()
         detail = self._refusal
-        if failed and failure is not None:
+        if failure is not None:
             detail = f"{failure.name}: {failure.detail}"
         return Verdict(
             operator=self.operator.id,
             candidate=self._candidate,
             status=status,
-            violation=failure.violation if failed and failure else "",
+            violation=failure.violation if failure else "",
             detail=detail,
             grade=self._grade(status),
             contract=self.settings.contract,
@@ -525,7 +630,7 @@ class _Run:
             cases=tuple(self._results),
             remarks=tuple(self._remarks + self._coverage_remarks(interrupted)),
             environment=environment(),
-            reproduce=self._command(failure.name if failed and failure else self._cases_text),
+            reproduce=self._command(failure.name if failure and self._recurs else self._cases_text),
             seconds=time.monotonic() - started,
             interrupted=interrupted,
         )
@@ -551,6 +656,12 @@ class _Run:
 
     def _command(self, cases: str) -> str:
         settings = self.settings
+        if not self._named_by_text:
+            return (
+                f"oracle.verify({self._candidate.rpartition(':')[2]}, {self.operator.id!r},"
+                f" cases={cases!r}, style={settings.style!r}, contract={settings.contract!r},"
+                f" seed={settings.seed}, isolate=False)"
+            )
         words = ["kernel-oracle", "verify", self._candidate, "--operator", self.operator.id]
         words += ["--cases", cases, "--seed", str(settings.seed), "--device", self.device]
         if settings.style != "return":

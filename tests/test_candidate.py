@@ -78,7 +78,7 @@ class TestParsing:
             (":f", "names no module or file"),
             ("kernel:", "'' is not a function's name"),
             ("kernel:f()", r"'f\(\)' is not a function's name"),
-            ("kernel:a.b", "'a.b' is not a function's name"),
+            ("kernel:a.b-c", "'a.b-c' is not a function's name"),
             ("my-kernel:f", r"'my-kernel' is not a module's name; .* as in \./my-kernel\.py:f"),
             ("a..b:f", r"'a\.\.b' is not a module's name"),
             (".kernel:f", r"is not a module's name"),

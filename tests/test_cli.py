@@ -227,7 +227,6 @@ def test_what_the_user_can_put_right_is_a_usage_error_without_traceback(
         ([*VERIFY, "--seed", "-1"], "'-1' is neither a number 0, 1, 2, ... nor 'random'"),
         ([*VERIFY, "--seed", "1.5"], "'1.5' is neither a number"),
         ([*VERIFY, "--timeout", "0"], "0 is not in the range"),
-        ([*VERIFY, "--cases", "keep,,turn"], "'keep,,turn' has an empty name"),
         (["show", "kv_rope.nope"], f"'kv_rope.nope'; there are {FORWARD}"),
         (["demo", "--operator", "kv_rope.nope"], f"'kv_rope.nope'; there are {FORWARD}"),
         (["judge"], "No such command 'judge'"),
@@ -288,7 +287,7 @@ def test_every_option_reaches_the_verification(fake: FakeJudge) -> None:
     run(*VERIFY, *options.split())
     (call,) = fake.calls
 
-    assert call["cases"] == ("keep", "turn")
+    assert call["cases"] == "keep,turn"
     assert call["style"] == "out"
     assert call["contract"] == "single_rounding"
     assert call["device"] == "cpu"
@@ -360,6 +359,23 @@ def test_json_may_go_to_a_device(fake: FakeJudge) -> None:
     assert fake.calls
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_standard_output_that_is_full_is_told_without_a_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", "from oracle.cli import main; main()", "list", "--json", "-"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert result.returncode == 3
+    assert "could not be written to standard output" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Exception ignored" not in result.stderr
+
+
 def test_a_file_that_cannot_be_written_after_all_is_told_and_leaves_the_old_one(
     fake: FakeJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +402,15 @@ def test_quiet_prints_nothing_and_the_exit_status_still_tells(fake: FakeJudge) -
 
     assert verified.exit_code == shown.exit_code == 1
     assert verified.output == shown.output == ""
+
+
+@pytest.mark.parametrize("status", ["bad_candidate", "judge_error"])
+def test_quiet_still_says_why_nothing_was_judged(fake: FakeJudge, status: str) -> None:
+    fake.answers = [replace(verdict(status=status), detail="it is a folder\x1b[2J")]
+    result = run(*VERIFY, "--quiet")
+
+    assert result.stdout == ""
+    assert result.stderr == f"{status}: it is a folder\\x1b[2J\n"
 
 
 def test_verbose_lists_every_case(fake: FakeJudge) -> None:
@@ -720,12 +745,17 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "to_group"),
-    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)],
-    ids=["SIGINT", "Ctrl-C in a terminal", "SIGTERM"],
+    ("number", "to_group", "times"),
+    [
+        (signal.SIGINT, False, 1),
+        (signal.SIGINT, True, 1),
+        (signal.SIGINT, True, 4),
+        (signal.SIGTERM, False, 1),
+    ],
+    ids=["SIGINT", "Ctrl-C in a terminal", "Ctrl-C by an impatient user", "SIGTERM"],
 )
 def test_a_stopped_run_keeps_what_it_has_judged_and_leaves_no_process_behind(
-    candidates: Path, tmp_path: Path, number: signal.Signals, to_group: bool
+    candidates: Path, tmp_path: Path, number: signal.Signals, to_group: bool, times: int
 ) -> None:
     marker, target = candidates.with_name("hanging"), tmp_path / "v.json"
     marker.unlink(missing_ok=True)
@@ -747,7 +777,9 @@ def test_a_stopped_run_keeps_what_it_has_judged_and_leaves_no_process_behind(
                 ),
                 "the second case",
             )
-            (os.killpg if to_group else os.kill)(running.pid, number)
+            for _ in range(times):
+                (os.killpg if to_group else os.kill)(running.pid, number)
+                time.sleep(0.05)
             _, errors = running.communicate(timeout=60)
         finally:
             running.kill()

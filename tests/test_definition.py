@@ -16,11 +16,13 @@ import oracle
 from oracle.definition import (
     Axis,
     Case,
+    Domain,
     InvalidDefinition,
     InvalidInput,
     Layout,
     Operator,
     TensorSpec,
+    Variant,
     check_positions,
 )
 from oracle.operators import UnknownOperator, all_operators, find_operator
@@ -159,6 +161,16 @@ WRONG_INPUTS: Mapping[str, tuple[Operator, Callable[[Inputs], None], str]] = {
         BACKWARD,
         with_dtype("sin", torch.float32),
         r"sin .* is float32; it must be bfloat16, like grad_key_cache",
+    ),
+    "a name that is none": (
+        FORWARD,
+        lambda inputs: inputs.update(key_state=inputs["key_states"]),
+        r"has no input key_state; its inputs are key_states, value_states, cos",
+    ),
+    "two devices": (
+        BACKWARD,
+        lambda inputs: inputs.update(sin=inputs["sin"].to("meta")),
+        r"sin .* is on meta, but grad_key_cache is on cpu; put all inputs on one device",
     ),
     "positions of 32 bits": (
         BACKWARD,
@@ -326,6 +338,22 @@ CONTRADICTIONS: Mapping[str, tuple[Callable[[], Operator], str]] = {
         r"case new .* 'updated_seq_len'",
     ),
     "an unknown kind of inputs": (with_probe(kind="lognormal"), r"case new .* kind 'lognormal'"),
+    "a broadcast input that may not": (
+        with_probe(broadcast={"key_states": ("batch_size",)}),
+        r"case new .* broadcasts key_states along batch_size; it may along no axis",
+    ),
+    "an unknown constraint": (
+        with_probe(constraints=("tables=odd",)),
+        r"case new .* unknown constraints tables=odd",
+    ),
+    "variety of a free axis": (
+        lambda: replace(FORWARD, variety={"batch_size": (1,)}),
+        r"varies 'batch_size' over \(1,\); give sizes of an axis that has an official one",
+    ),
+    "two variants of one name": (
+        lambda: replace(FORWARD, variants=(Variant("x", "", tuple), Variant("x", "", tuple))),
+        r"variants of one name: x",
+    ),
     "a size the operator is not defined for": (
         with_probe(sizes={**SMALL_SIZES[FORWARD.id], "head_dim": 7}),
         r"case new .*head_dim .* is 7",
@@ -388,3 +416,51 @@ def test_operators_are_found_by_id_and_an_unknown_one_is_refused_with_those_ther
     assert find_operator("kv_rope.concat.forward") is oracle.find_operator("kv_rope.concat.forward")
     with pytest.raises(UnknownOperator, match=r"'kv_rope'; there are kv_rope.concat.forward, kv_"):
         find_operator("kv_rope")
+
+
+class TestLayout:
+    def test_the_plain_one_is_contiguous(self) -> None:
+        assert Layout(offset=3).strides((2, 3, 5, 4)) == (60, 20, 4, 1)
+        assert Layout(offset=3).is_contiguous((2, 3, 5, 4))
+
+    @pytest.mark.parametrize(
+        ("layout", "made"),
+        [
+            (Layout(order=(0, 2, 1, 3)), lambda: torch.empty(2, 5, 3, 4).transpose(1, 2)),
+            (Layout(steps=(1, 1, 2, 1)), lambda: torch.empty(2, 3, 10, 4)[:, :, ::2]),
+            (Layout(gaps=(0, 0, 0, 3)), lambda: torch.empty(2, 3, 5, 7)[..., :4]),
+            (Layout(expanded=(0,)), lambda: torch.empty(1, 3, 5, 4).expand(2, 3, 5, 4)),
+            (
+                Layout(order=(2, 0, 1, 3), steps=(1, 1, 3, 1), gaps=(1, 0, 0, 2)),
+                lambda: torch.empty(15, 3, 3, 6).permute(1, 2, 0, 3)[:2, :, ::3, :4],
+            ),
+        ],
+    )
+    def test_its_strides_are_those_of_the_view_it_describes(
+        self, layout: Layout, made: Callable[[], torch.Tensor]
+    ) -> None:
+        view = made()
+        assert layout.strides(view.shape) == view.stride()
+        assert layout.is_contiguous(view.shape) == view.is_contiguous()
+
+    def test_one_of_another_number_of_dimensions_is_refused(self) -> None:
+        with pytest.raises(InvalidDefinition, match="is for 2 dimensions, not for shape"):
+            Layout(order=(1, 0)).strides((2, 3, 4))
+
+
+def test_a_domain_writes_its_claims_as_they_are_given() -> None:
+    domain = Domain(
+        "general", {"head_dim": (64, 128)}, ("float16",), contiguous=True, constraints=("a=b",)
+    )
+    text = "general where head_dim=64,128 dtype=float16 layout=contiguous a=b"
+    assert str(domain) == text
+    assert str(Domain()) == "official"
+
+
+def test_a_case_may_broadcast_an_input_that_may() -> None:
+    case = a_case(broadcast={"cos": ("batch_size",)})
+    operator = replace(FORWARD, general_probes=(case,))
+    shapes = {spec.name: operator.case_shape(spec, case) for spec in operator.inputs}
+    batch = case.sizes["batch_size"]
+    assert shapes["cos"] == (1, *shapes["sin"][1:])
+    assert shapes["sin"][0] == batch != 1

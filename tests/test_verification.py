@@ -235,6 +235,10 @@ def test_what_cannot_be_called_is_a_bad_candidate_and_says_why(candidate: str, w
         ({"style": "inplace"}, "inplace"),
         ({"domain": "general"}, "general"),
         ({"where": {"head_dim": 64}}, "head_dim"),
+        ({"cases": "keep,,turn"}, "empty name"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": True}, "seed is True"),
+        ({"seed": 1.5}, "seed is 1.5"),
         ({"timeout": 0.0}, "timeout"),
         ({"timeout": math.nan}, "timeout"),
         ({"isolate": False, "device": "interpreter"}, "isolate"),
@@ -293,6 +297,90 @@ def test_a_candidate_that_cannot_be_loaded_again_fails_its_cases_and_loses_none(
     statuses = {case.name: case.status for case in verdict.cases}
     assert statuses == {"keep": "passed", "one-token": "crashed", "random": "crashed"}
     assert "imported twice" in verdict.cases[-1].detail
+
+
+def test_the_first_call_of_a_process_after_a_crash_has_time_to_compile_too() -> None:
+    verdict = oracle.verify(
+        "tests.hostile.by_case:compiles_for_two_seconds_then_crashes_on_three_batches",
+        FORWARD,
+        cases="keep,one-token,random",
+        device="cpu",
+        timeout=1.0,
+    )
+    statuses = {case.name: case.status for case in verdict.cases}
+    assert statuses == {"keep": "passed", "one-token": "crashed", "random": "passed"}
+
+
+@pytest.mark.parametrize("name", ["breaks_torch", "spends_its_files"])
+def test_damage_done_by_a_candidate_in_its_process_is_its_crash_and_no_fault_of_ours(
+    name: str,
+) -> None:
+    verdict = oracle.verify(
+        f"tests.hostile.by_case:{name}_on_three_batches",
+        FORWARD,
+        cases="keep,one-token,random",
+        device="cpu",
+    )
+    statuses = {case.name: case.status for case in verdict.cases}
+    assert statuses == {"keep": "passed", "one-token": "crashed", "random": "passed"}
+    assert "changed something in its process" in verdict.detail
+
+
+def test_a_failure_that_does_not_recur_alone_is_repeated_by_the_whole_run() -> None:
+    verdict = oracle.verify(
+        "tests.hostile.by_case:wrong_from_the_fourth_call_on",
+        FORWARD,
+        cases="keep,turn,random",
+        device="cpu",
+    )
+    assert verdict.status == "wrong_values"
+    assert "--cases keep,turn,random" in verdict.reproduce
+    assert any("depends on the calls before" in remark for remark in verdict.remarks)
+
+
+@pytest.mark.parametrize("candidate", [None, 3, lambda x: x])
+def test_what_cannot_be_called_is_a_bad_candidate_without_isolation_too(candidate: Any) -> None:
+    verdict = oracle.verify(candidate, FORWARD, cases="keep", isolate=False)
+    assert verdict.status == "bad_candidate"
+    assert verdict.detail
+    assert verdict.cases == ()
+
+
+def test_the_repetition_of_a_callable_is_told_in_python() -> None:
+    verdict = oracle.verify(
+        concat_forward.key_not_rotated, FORWARD, cases="turn", seed=3, isolate=False
+    )
+    assert verdict.reproduce.startswith("oracle.verify(key_not_rotated, 'kv_rope.concat.forward'")
+    again = eval(
+        verdict.reproduce, {"oracle": oracle, "key_not_rotated": concat_forward.key_not_rotated}
+    )
+    assert again.detail == verdict.detail
+
+
+def test_a_triton_candidate_asked_onto_a_cpu_is_told_of_the_interpreter() -> None:
+    verdict = oracle.verify(
+        "oracle.examples.right_concat_forward:concat_forward", FORWARD, cases="keep", device="cpu"
+    )
+    assert verdict.status == "crashed"
+    assert any("interpreter" in remark for remark in verdict.remarks)
+
+
+def test_a_function_inside_a_class_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(
+        "from tests.honest import forward_fp32\n\n\n"
+        "class Kernels:\n    forward = staticmethod(forward_fp32)\n"
+    )
+    verdict = oracle.verify(f"{path}:Kernels.forward", FORWARD, cases="keep", device="cpu")
+    assert verdict.passed, verdict.summary()
+
+
+def test_control_characters_of_an_exception_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text('def forward(*_):\n    raise ValueError("\\x1b[2J\\x07wiped")\n')
+    verdict = oracle.verify(f"{path}:forward", FORWARD, cases="keep", device="cpu")
+    assert "\x1b" not in verdict.detail
+    assert r"\x1b[2J\x07wiped" in verdict.detail
 
 
 def test_an_output_never_written_is_found_in_a_large_case_too() -> None:
@@ -377,6 +465,7 @@ def test_cases_are_selected_by_group_and_name_in_the_operators_order() -> None:
     assert select_cases(operator, ["suite", "probes"]) == everything
     assert len(select_cases(operator, "suite")) == 16
     assert [case.name for case in select_cases(operator, ["random", "keep"])] == ["keep", "random"]
+    assert select_cases(operator, "random, keep") == select_cases(operator, ["random", "keep"])
 
 
 def test_another_seed_draws_other_inputs_and_the_verdict_names_it() -> None:

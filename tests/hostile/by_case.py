@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -44,3 +45,38 @@ def leaves_zeroed_rows_unwritten(*inputs: Tensor) -> object:
 
 if "LOADS_ONCE" in os.environ and Path(os.environ["LOADS_ONCE"]).exists():
     raise RuntimeError("imported twice")
+
+
+def compiles_for_two_seconds_then_crashes_on_three_batches(key: Tensor, *rest: Tensor) -> object:
+    """Take long in the first call of every process, as a compiler does."""
+    if not _COMPILED:
+        time.sleep(2)
+        _COMPILED.append(True)
+    return crashes_on_three_batches(key, *rest)
+
+
+def breaks_torch_on_three_batches(key: Tensor, *rest: Tensor) -> object:
+    """Take from torch what the reading of outputs needs."""
+    outputs = forward_fp32(key, *rest)
+    if key.shape[0] == 3:
+        torch.Tensor.data_ptr = None  # type: ignore[method-assign, assignment]
+    return outputs
+
+
+def spends_its_files_on_three_batches(key: Tensor, *rest: Tensor) -> object:
+    """Leave the process no file to open."""
+    outputs = forward_fp32(key, *rest)
+    if key.shape[0] == 3:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    return outputs
+
+
+def wrong_from_the_fourth_call_on(*inputs: Tensor) -> object:
+    """Depend on how often it was called."""
+    _CALLS.append(True)
+    keys, values = forward_fp32(*inputs)
+    return (keys, values) if len(_CALLS) < 4 else (keys, values + 1)
+
+
+_COMPILED: list[bool] = []
+_CALLS: list[bool] = []

@@ -92,6 +92,16 @@ class TensorLayout:
         return ITEMSIZE[self.dtype]
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in index order without gaps."""
+        count = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != count:
+                return 0 in self.shape
+            count *= size
+        return True
+
+    @property
     def footprint(self) -> Footprint:
         """The bytes of the file that its elements take."""
         return Footprint(self.offset, self.itemsize, self.shape, self.strides)

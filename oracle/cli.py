@@ -11,6 +11,7 @@ import ast
 import json
 import math
 import os
+import re
 import secrets
 import signal
 import sys
@@ -28,6 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from . import __version__, machine, report
+from .definition import DOMAINS, STYLES
 from .verdict import GRADES, CaseResult, Verdict
 
 if TYPE_CHECKING:
@@ -193,22 +195,24 @@ def env(json_target: str | None) -> int:
 
 
 @program.command(epilog=_VERIFY_HELP)
-@click.argument("candidate")
+@click.argument("words", nargs=-1, required=True, metavar="CANDIDATE")
 @click.option("--operator", metavar="ID", required=True, help="What it should compute: see 'list'.")
 @click.option(
     "--cases",
     metavar="WHICH",
     default="all",
     show_default=True,
-    help="'suite', 'probes', 'all', or names of cases separated by commas: see 'show'.",
+    help="'suite', 'probes', 'large' (for a GPU), 'all', or names of cases separated by commas: see"
+    " 'show'.",
 )
 @click.option(
     "--style",
-    type=click.Choice(["return", "out"]),
+    type=click.Choice(STYLES),
     default="return",
     show_default=True,
     help="return: it returns a tensor or a tuple. out: output tensors follow the inputs as"
-    " arguments, are written, and nothing is returned.",
+    " arguments, are written, and nothing is returned. inplace: inputs that 'show' names are"
+    " written and become outputs, the others are returned.",
 )
 @click.option(
     "--contract",
@@ -220,11 +224,16 @@ def env(json_target: str | None) -> int:
 )
 @click.option(
     "--domain",
-    type=click.Choice(["official"]),
-    default="official",
-    show_default=True,
-    help="The cases' domain: official keeps the suite's head_dim, head count, bfloat16 and"
-    " contiguous inputs.",
+    type=click.Choice(DOMAINS),
+    help="official keeps the suite's head_dim, head count, bfloat16 and contiguous inputs; general"
+    " is all that the operator is defined for. Default: official, or general with --where.",
+)
+@click.option(
+    "--where",
+    metavar="AXIS=VALUES",
+    multiple=True,
+    help="Narrow the general domain to what the kernel claims: 'head_dim=64,128', 'dtype=float16',"
+    " 'layout=contiguous', 'tables=paired'. More claims may follow it.",
 )
 @_device_option
 @click.option(
@@ -248,8 +257,9 @@ def env(json_target: str | None) -> int:
 @_verbose_option
 @_quiet_option
 def verify(
-    candidate: str,
-    cases: str,
+    words: tuple[str, ...],
+    domain: str | None,
+    where: tuple[str, ...],
     json_target: str | None,
     verbose: bool,
     quiet: bool,
@@ -261,7 +271,11 @@ def verify(
     with the operator's inputs, in the order that 'show ID' lists them. It runs in a process of its
     own: a crash, a hang or an out-of-memory is a verdict, and the other cases still run.
     """
-    settings["cases"] = cases
+    candidate, claims = _split_claims(words, where)
+    if claims and domain == "official":
+        raise click.UsageError("--where narrows the general domain; leave out --domain official")
+    settings["domain"] = domain or "official"
+    settings["where"] = claims
     with _user_errors():
         (verdict,) = _judge([candidate], settings, quiet)
         _write_json(verdict.to_dict(), json_target)
@@ -424,6 +438,26 @@ def _find_operator(operator: str) -> Operator:
         return find_operator(operator)
     except UnknownOperator as error:
         raise click.UsageError(str(error)) from error
+
+
+def _split_claims(words: tuple[str, ...], where: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Tell the candidate from the claims that follow ``--where`` after its first one."""
+    claims = list(where)
+    if where:
+        claims += [word for word in words if re.match(r"\w+=", word)]
+    candidates = [word for word in words if word not in claims]
+    if len(candidates) != 1:
+        found = " ".join(candidates) or "none"
+        raise click.UsageError(f"give one candidate, module:function or file.py:function: {found}")
+    read: dict[str, str] = {}
+    for claim in (part for text in claims for part in text.split()):
+        name, equals, values = claim.partition("=")
+        if not equals:
+            raise click.UsageError(f"--where {claim!r} is no claim; write AXIS=VALUE[,VALUE...]")
+        if name in read:
+            raise click.UsageError(f"--where claims {name} twice; write {name}=VALUE,VALUE")
+        read[name] = values
+    return candidates[0], read
 
 
 def _examples(operator: Operator) -> dict[str, str]:

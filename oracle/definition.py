@@ -513,6 +513,12 @@ class Operator:
             f"{self.id} has no case {name!r}; it has {', '.join(c.name for c in self.cases)}"
         )
 
+    def inplace_indices(self) -> tuple[tuple[int, int], ...]:
+        """Return the pairs of ``inplace`` as indices of an input and an output."""
+        inputs = [spec.name for spec in self.inputs]
+        outputs = [spec.name for spec in self.outputs]
+        return tuple((inputs.index(source), outputs.index(out)) for source, out in self.inplace)
+
     def all_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of all axes, the derived ones included."""
         result = dict(sizes)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from .call import TensorLayout
@@ -56,8 +57,31 @@ class Plan:
         for spec, place in zip(self.specs, self.layouts, strict=True):
             stop = place.offset + place.footprint.extent_bytes
             flat = buffer[place.offset : stop].view(bits_type(spec, self.dtype))
-            arrays[spec.name] = flat.reshape(place.shape)
+            if place.is_contiguous:
+                arrays[spec.name] = flat.reshape(place.shape)
+            else:
+                strides = tuple(stride * place.itemsize for stride in place.strides)
+                arrays[spec.name] = as_strided(flat, place.shape, strides)
         return arrays
+
+    def contiguous_arrays(self, buffer: Bytes) -> dict[str, NDArray[Any]]:
+        """Return arrays to be filled: of contiguous tensors their own, of others fresh ones."""
+        arrays = self.arrays(buffer)
+        for place in self.layouts:
+            if not place.is_contiguous:
+                arrays[place.name] = np.zeros(place.shape, arrays[place.name].dtype)
+        return arrays
+
+    def store(self, filled: Mapping[str, NDArray[Any]], buffer: Bytes) -> None:
+        """Write what :meth:`contiguous_arrays` gave, filled, to where strided tensors lie.
+
+        Along an expanded dimension all indices are one place, which gets what index 0 has.
+        """
+        arrays = self.arrays(buffer)
+        for place in self.layouts:
+            if not place.is_contiguous:
+                first = tuple(slice(0, None if stride else 1) for stride in place.strides)
+                arrays[place.name][first] = filled[place.name][first]
 
     def tensors(self, buffer: Bytes) -> dict[str, torch.Tensor]:
         """Return every tensor by name, over a buffer of ``size`` bytes."""
@@ -65,56 +89,50 @@ class Plan:
         return {spec.name: as_tensor(arrays[spec.name], spec, self.dtype) for spec in self.specs}
 
     def fill_guards(self, buffer: Bytes) -> None:
-        """Fill the guard bands before, between and after the tensors."""
+        """Fill the guard bands before, between and after the tensors.
+
+        A tensor that is not contiguous is filled as well, for the gaps between its elements.
+        """
         position = 0
         for place in self.layouts:
-            buffer[position : place.offset] = GUARD_FILL
-            position = place.offset + place.footprint.extent_bytes
+            end = place.offset + place.footprint.extent_bytes
+            buffer[position : place.offset if place.is_contiguous else end] = GUARD_FILL
+            position = end
         buffer[position:] = GUARD_FILL
 
 
 def plan(
     operator: Operator, case: Case, specs: Sequence[TensorSpec], layouts: Mapping[str, Layout]
 ) -> Plan:
-    """Lay out contiguous tensors with guard bands before, between and after them.
+    """Lay out tensors with guard bands before, between and after them.
 
     Args:
         operator: the case's operator.
         case: gives the sizes and the floating type.
         specs: the tensors, in call order.
-        layouts: for tensors that start inside a larger buffer, by name.
+        layouts: by name, for tensors that are not plain contiguous ones.
     """
     places = []
     position = GUARD_BYTES
     for spec in specs:
         shape = operator.case_shape(spec, case)
         item = bits_type(spec, case.dtype).itemsize
-        before = layouts.get(spec.name, Layout()).offset
-        start = position + before * item
-        count = int(np.prod(shape, dtype=np.int64))
-        places.append(
-            TensorLayout(
-                name=spec.name,
-                dtype="int64" if spec.indexes is not None else case.dtype,
-                shape=shape,
-                strides=contiguous_strides(shape),
-                offset=start,
-                storage_offset=before,
-                axes=spec.axes,
-            )
+        layout = layouts.get(spec.name, Layout())
+        start = position + layout.offset * item
+        place = TensorLayout(
+            name=spec.name,
+            dtype="int64" if spec.indexes is not None else case.dtype,
+            shape=shape,
+            strides=layout.strides(shape),
+            offset=start,
+            storage_offset=layout.offset,
+            axes=spec.axes,
         )
+        places.append(place)
         # The next tensor starts on a page of its own, at least one guard band further on.
-        end = start + count * item + GUARD_BYTES
+        end = start + place.footprint.extent_bytes + GUARD_BYTES
         position = -(-end // GUARD_BYTES) * GUARD_BYTES
     return Plan(tuple(specs), tuple(places), case.dtype, position)
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a contiguous tensor."""
-    strides = [1] * len(shape)
-    for dimension in range(len(shape) - 2, -1, -1):
-        strides[dimension] = strides[dimension + 1] * max(1, shape[dimension + 1])
-    return tuple(strides)
 
 
 class Arena:

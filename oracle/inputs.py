@@ -5,6 +5,11 @@ Every tensor's bits are a pure function of (operator, case, sizes, dtype, seed, 
 splittable pseudorandom number generators", OOPSLA 2014), viewed as four 16-bit indices into a
 table of 65,536 values. Tables are shipped bits with a digest, so no machine's mathematical
 library has a say. No table holds a zero.
+
+The shipped tables hold bfloat16 numbers. In the wider types each entry stands for the numbers of
+the wider type around it, so that all bits of the significand are in use: float16 has a table of
+its own, made from the shipped one, and float32 takes an index and 16 low bits from 32 bits of a
+word.
 """
 
 from __future__ import annotations
@@ -75,6 +80,7 @@ class Draws:
     def __init__(self, case: Case, seed: int) -> None:
         sizes = ",".join(f"{axis}={size}" for axis, size in sorted(case.sizes.items()))
         self._identity = f"{case.operator}|{case.name}|{case.kind}|{case.dtype}|{sizes}|{seed}"
+        self._dtype = case.dtype
 
     def _key(self, name: str) -> int:
         digest = blake2b(f"{self._identity}|{name}".encode(), digest_size=8).digest()
@@ -89,24 +95,60 @@ class Draws:
         return _mix(words)
 
     def table(self, name: str, into: NDArray[Any], table: str = "normal") -> None:
-        """Fill a contiguous array of bfloat16 bit patterns with entries of a table.
+        """Fill a contiguous array with bit patterns of the case's type, drawn from a table.
 
         Args:
             name: the tensor's name.
-            into: uint16, any shape, contiguous.
-            table: which of :func:`tables`.
+            into: unsigned integers of the type's width, any shape, contiguous.
+            table: which of :func:`tables`. In float16 and float32 the numbers of ``normal`` lie
+                on both sides of the table's entries, those of ``cosine`` and ``sine`` between an
+                entry and its neighbour nearer to zero, so that none exceeds one.
         """
-        entries = tables()[table]
+        entries = _entries(table, self._dtype)
         flat = into.reshape(-1)
-        step = 4 * _CHUNK_WORDS
+        per_word = 8 // flat.dtype.itemsize
+        step = per_word * _CHUNK_WORDS
         for start in range(0, flat.size, step):
             part = flat[start : start + step]
-            words = self.words(name, start // 4, -(-part.size // 4))
-            np.take(entries, words.view(np.uint16)[: part.size], out=part, mode="wrap")
+            words = self.words(name, start // per_word, -(-part.size // per_word))
+            if per_word == 4:
+                np.take(entries, words.view(np.uint16)[: part.size], out=part, mode="wrap")
+            else:
+                pieces = words.view(np.uint32)[: part.size]
+                np.take(entries, pieces >> np.uint32(16), out=part, mode="wrap")
+                part += pieces & np.uint32(0xFFFF)
 
     def permutation(self, name: str, count: int) -> NDArray[np.int64]:
         """Return a random permutation of ``0..count-1`` as int64."""
         return np.argsort(self.words(name, 0, count), kind="stable").astype(np.int64)
+
+
+def _entries(table: str, dtype: str) -> NDArray[Any]:
+    """Return the table that 16 bits index in a type: its patterns, less what low bits may add."""
+    shipped = tables()[table]
+    return shipped if dtype == "bfloat16" else _refined(table, dtype)
+
+
+@cache
+def _refined(table: str, dtype: str) -> NDArray[Any]:
+    """Return a table in float16 or float32; the low bits of float32 patterns are still to add.
+
+    With b bits more of significand, low bits 0..2^b - 1 are added to an entry less an offset. The
+    sine of pi, 1.2e-16, is below all float16 numbers and becomes the smallest one, as no input is
+    zero.
+    """
+    fmt = format_of(dtype)
+    span = 1 << (fmt.precision - format_of("bfloat16").precision)
+    offset = span // 2 if table == "normal" else span - 1
+    shipped = torch.from_numpy(tables()[table].view(np.int16).copy()).view(torch.bfloat16)
+    # Exact in float32, and in float16 but for its subnormals, which are rounded once.
+    widened = shipped.to(fmt.dtype).view(fmt.bits_dtype).numpy().view(np.dtype(f"u{fmt.width}"))
+    sign_bit = 1 << (8 * fmt.width - 1)
+    magnitude = (widened & (sign_bit - 1)).astype(np.int64) - offset
+    if dtype == "float16":
+        magnitude += (_mix(np.arange(1, _TABLE_SIZE + 1, dtype=np.uint64)) % span).astype(np.int64)
+    entries: NDArray[Any] = magnitude.clip(min=1).astype(widened.dtype) | (widened & sign_bit)
+    return entries
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -162,6 +204,8 @@ def fill_inputs(
             f" {', '.join(operator.dtypes)}"
         )
     operator.input_kinds[case.kind](case, Draws(case, seed), arrays)
+    for name in case.constraints:
+        operator.constraints[name].impose(case, arrays)
 
 
 def make_inputs(

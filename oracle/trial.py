@@ -103,6 +103,7 @@ class _Trial:
         self._case = case
         self._terms = terms
         self._given = plan(operator, case, operator.inputs, case.layouts)
+        self._contiguous = all(layout.is_contiguous for layout in self._given.layouts)
         self._due = plan(operator, case, operator.outputs, {})
         # The judge's own copy of the inputs file: truth is computed from it, and the shared one
         # is compared with it after the call.
@@ -160,8 +161,10 @@ class _Trial:
         return (seed, seed + _SECOND_SEED) if self._case.random else (seed, seed)
 
     def _draw(self, seed: int) -> None:
-        fill_inputs(self._operator, self._case, seed, self._given.arrays(self._before))
         self._given.fill_guards(self._before)
+        arrays = self._given.contiguous_arrays(self._before)
+        fill_inputs(self._operator, self._case, seed, arrays)
+        self._given.store(arrays, self._before)
 
     def _request(self, number: int, fill: int) -> CallRequest:
         """Lay fresh inputs and poisoned outputs before the candidate."""
@@ -174,13 +177,14 @@ class _Trial:
             outputs_path=self._outputs.path,
             outputs=self._due.layouts,
             style=self._terms.style,
+            inplace=self._operator.inplace_indices() if self._terms.style == "inplace" else (),
             fill_byte=FILL_BYTES[number],
             keep_outputs=self._terms.twice,
         )
 
     def _judge_call(self, request: CallRequest, reply: CallReply) -> bool:
         """Apply the guards; return whether the outputs can be compared."""
-        findings = [*guards.judge_structure(request, reply, input_contiguous=True)]
+        findings = [*guards.judge_structure(request, reply, self._contiguous)]
         findings += guards.judge_earlier_outputs(request, reply)
         findings += guards.judge_inputs(request, self._before, self._inputs.bytes)
         findings += guards.judge_bounds(self._given.layouts, self._before, self._inputs.bytes)

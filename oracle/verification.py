@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Self
 
 from .budget import CONTRACTS, Contract
@@ -26,7 +27,8 @@ from .candidate import (
     parse_candidate,
     uses_triton,
 )
-from .definition import STYLES, Case, Operator, Style
+from .definition import STYLES, Case, Domain, Operator, Style
+from .domain import InvalidClaim, domain_cases, output_elements, read_domain
 from .interpreter import InterpreterReport
 from .machine import Device, DeviceUnavailable, choose_device, environment
 from .operators import find_operator
@@ -76,31 +78,48 @@ class Interrupted(KeyboardInterrupt):
         self.verdict = verdict
 
 
-def select_cases(operator: Operator, cases: str | Sequence[str]) -> tuple[Case, ...]:
-    """Choose cases of an operator.
+CASE_WORDS = ("all", "probes", "suite", "large")
+"""What stands for several cases: all, the small ones, the official suites, those for a GPU."""
+
+
+def select_cases(
+    operator: Operator, cases: str | Sequence[str], domain: Domain | None = None
+) -> tuple[Case, ...]:
+    """Choose cases of a domain.
 
     Args:
         operator: the operator.
-        cases: ``"all"``, ``"probes"``, ``"suite"`` or names of cases, separated by commas or as a
-            sequence.
+        cases: one of :data:`CASE_WORDS` or names of cases, several of them separated by commas or
+            as a sequence.
+        domain: the official one by default.
 
     Returns:
-        The cases in the operator's order, each once.
+        The cases in the domain's order, each once.
 
     Raises:
-        UsageError: for a name that is none of them, with close matches.
+        UsageError: for a name that is none of them, with close matches, or if there are none.
     """
-    wanted: set[str] = set()
-    for name in _case_words(cases):
-        if name in ("all", "probes"):
-            wanted.update(case.name for case in operator.probes)
-        if name in ("all", "suite"):
-            wanted.update(case.name for suite in operator.suites for case in suite.cases)
-        elif name != "probes":
-            wanted.add(_known_case(operator, name))
-    if not wanted:
-        raise UsageError("no cases were given; use 'all', 'probes', 'suite' or names of cases")
-    return tuple(case for case in operator.cases if case.name in wanted)
+    words = _case_words(cases)
+    if not words:
+        raise UsageError(f"no cases were given; use {_known_words()} or names of cases")
+    offered = domain_cases(operator, domain or Domain())
+    names = {case.name for case in offered}
+    for word in words:
+        if word not in CASE_WORDS and word not in names:
+            raise _unknown_case(operator, word, sorted(names))
+    chosen = tuple(case for case in offered if {"all", _case_word(case), case.name} & set(words))
+    if not chosen:
+        raise UsageError(f"{operator.id} has no cases {','.join(words)} in the domain {domain}")
+    return chosen
+
+
+def _case_word(case: Case) -> str:
+    """Return which of the words stands for a case."""
+    return case.group if case.group in CASE_WORDS else "suite"
+
+
+def _known_words() -> str:
+    return ", ".join(f"'{word}'" for word in CASE_WORDS)
 
 
 def _case_words(cases: str | Sequence[str]) -> tuple[str, ...]:
@@ -115,17 +134,12 @@ def _case_words(cases: str | Sequence[str]) -> tuple[str, ...]:
     return words
 
 
-def _known_case(operator: Operator, name: str) -> str:
-    from difflib import get_close_matches
-
-    names = [case.name for case in operator.cases]
-    if name in names:
-        return name
+def _unknown_case(operator: Operator, name: str, names: Sequence[str]) -> UsageError:
     close = get_close_matches(name, names, 3)
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    raise UsageError(
-        f"{operator.id} has no case {name!r}{hint} Use 'all', 'probes', 'suite', or a name from"
-        f" 'kernel-oracle show {operator.id}'"
+    return UsageError(
+        f"{operator.id} has no case {name!r} in this domain{hint} Use {_known_words()}, or a name"
+        f" from 'kernel-oracle show {operator.id}'"
     )
 
 
@@ -152,14 +166,17 @@ def verify(
             ``isolate=False`` also a callable. It is called with the operator's inputs,
             positionally, in definition order.
         operator: an operator or its id.
-        cases: ``"all"``, ``"probes"``, ``"suite"`` or names of cases, separated by commas or as a
-            sequence.
-        style: ``"return"`` (a tensor or a tuple is returned) or ``"out"`` (output tensors follow
-            the inputs and are written).
+        cases: ``"all"``, ``"probes"``, ``"suite"``, ``"large"`` or names of cases, separated by
+            commas or as a sequence.
+        style: ``"return"`` (a tensor or a tuple is returned), ``"out"`` (output tensors follow
+            the inputs and are written) or ``"inplace"`` (inputs that the operator declares are
+            written and become outputs; the other outputs, or all, are returned).
         contract: the numeric contract that computed elements must meet; see
             :data:`oracle.budget.CONTRACTS`.
-        domain: ``"official"``.
-        where: claims that narrow a domain; the official domain takes none.
+        domain: ``"official"`` (the suite's constants hold) or ``"general"`` (all that the operator
+            is defined for).
+        where: claims that narrow the general domain, which they imply; see
+            :func:`oracle.domain.read_domain`. ``{"head_dim": (64, 128), "dtype": "float16"}``.
         device: ``"cuda"``, ``"cpu"`` or ``"interpreter"``; None for cuda where there is one,
             else the interpreter for a candidate that uses Triton, else cpu.
         seed: of the inputs, 0 or more.
@@ -223,13 +240,14 @@ class Judge:
         on_case: OnCase | None = None,
     ) -> None:
         self.operator = find_operator(operator) if isinstance(operator, str) else operator
-        _check_choices(style, contract, domain, where, seed, timeout)
+        _check_choices(self.operator, style, contract, seed, timeout)
         if not isolate and device not in (None, "cpu"):
             raise UsageError(f"device {device!r} needs isolate=True; without isolation use 'cpu'")
-        self.cases = select_cases(self.operator, cases)
+        self.domain = _read_domain(self.operator, domain, where)
+        self.cases = select_cases(self.operator, cases, self.domain)
         self._named = _named_cases(cases)
         self._cases_text = ",".join(_case_words(cases))
-        self._settings = _Settings(style, contract, domain, seed, timeout, isolate, fail_fast)
+        self._settings = _Settings(style, contract, self.domain, seed, timeout, isolate, fail_fast)
         self._device = device
         self._on_case = on_case
         self._servers: dict[Device, WorkerServer] = {}
@@ -323,29 +341,29 @@ class Judge:
 class _Settings:
     style: Style
     contract: Contract
-    domain: str
+    domain: Domain
     seed: int
     timeout: float
     isolate: bool
     fail_fast: bool
 
 
+def _read_domain(operator: Operator, domain: str, where: Mapping[str, object] | None) -> Domain:
+    try:
+        return read_domain(operator, domain, where)
+    except InvalidClaim as error:
+        raise UsageError(str(error)) from error
+
+
 def _check_choices(
-    style: str,
-    contract: str,
-    domain: str,
-    where: Mapping[str, object] | None,
-    seed: object,
-    timeout: float,
+    operator: Operator, style: str, contract: str, seed: object, timeout: float
 ) -> None:
-    if style not in STYLES or style == "inplace":
-        raise UsageError(f"style {style!r} is not one of 'return', 'out'")
+    if style not in STYLES:
+        raise UsageError(f"style {style!r} is not one of {', '.join(STYLES)}")
+    if style == "inplace" and not operator.inplace:
+        raise UsageError(f"{operator.id} writes nothing in place; use the style 'return' or 'out'")
     if contract not in CONTRACTS:
         raise UsageError(f"contract {contract!r} is not one of {', '.join(CONTRACTS)}")
-    if domain != "official":
-        raise UsageError(f"domain {domain!r} is not known; there is 'official'")
-    if where:
-        raise UsageError(f"where={dict(where)!r}: the official domain takes no claims")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise UsageError(f"seed is {seed!r}; it must be a whole number, 0 or more")
     if not (timeout > 0 and math.isfinite(timeout)):
@@ -354,7 +372,7 @@ def _check_choices(
 
 def _named_cases(cases: str | Sequence[str]) -> frozenset[str]:
     """Return the cases that were asked for by their own names."""
-    return frozenset(_case_words(cases)) - {"all", "probes", "suite"}
+    return frozenset(_case_words(cases)) - set(CASE_WORDS)
 
 
 def _callable_name(function: object) -> str:
@@ -500,7 +518,7 @@ class _Run:
         self._results: list[CaseResult] = []
         self._remarks: list[str] = []
         self._refusal = ""
-        self._guarded = _guarded(operator)
+        self._guarded = _guarded(domain_cases(operator, settings.domain), operator)
         self._recurs = True
 
     def judge(self, source: _Isolated | _Local) -> None:
@@ -571,9 +589,15 @@ class _Run:
             raise DeviceUnavailable(f"{report.reason} Use another version of Triton, or a GPU.")
 
     def _skip(self, case: Case) -> CaseResult | None:
+        if case.needs_gpu and self.device != "cuda":
+            return CaseResult(
+                **describe(case),
+                status="not_run",
+                detail="it needs a GPU: its tensors take gigabytes",
+            )
         if case.name in self._named or not self._slow(case, INTERPRETER_ELEMENTS):
             return None
-        elements = _output_elements(self.operator, case)
+        elements = output_elements(self.operator, case.sizes)
         return CaseResult(
             **describe(case),
             status="not_run",
@@ -585,7 +609,7 @@ class _Run:
         """Whether a case runs in the interpreter and has more output elements than a number."""
         if self.device != "interpreter":
             return False
-        return _output_elements(self.operator, case) > elements
+        return output_elements(self.operator, case.sizes) > elements
 
     def _judge_case(self, source: _Isolated | _Local, case: Case) -> CaseResult:
         started = time.monotonic()
@@ -623,7 +647,7 @@ class _Run:
             detail=detail,
             grade=self._grade(status),
             contract=self.settings.contract,
-            domain=self.settings.domain,
+            domain=str(self.settings.domain),
             style=self.settings.style,
             device=self.device,
             seed=self.settings.seed,
@@ -641,7 +665,12 @@ class _Run:
         return loosest([case.grade for case in self._results if case.status == "passed"])
 
     def _coverage_remarks(self, interrupted: bool) -> list[str]:
-        skipped = [case.name for case in self._results if case.status == "not_run"]
+        unfit = {case.name for case in self._cases if case.needs_gpu and self.device != "cuda"}
+        skipped = [
+            case.name
+            for case in self._results
+            if case.status == "not_run" and case.name not in unfit
+        ]
         remarks = []
         if interrupted:
             remarks.append(f"interrupted after {len(self._results)} of {len(self._cases)} cases")
@@ -650,6 +679,8 @@ class _Run:
                 f"{len(skipped)} of {len(self._cases)} cases were not run in the interpreter,"
                 f" being too large for it: {', '.join(skipped)}"
             )
+        if unfit:
+            remarks.append(f"not run, as they need a GPU: {', '.join(sorted(unfit))}")
         if self.device == "interpreter":
             remarks.append("not run on a GPU: an interpreted run never stands for a compiled one")
         return remarks
@@ -660,7 +691,7 @@ class _Run:
             return (
                 f"oracle.verify({self._candidate.rpartition(':')[2]}, {self.operator.id!r},"
                 f" cases={cases!r}, style={settings.style!r}, contract={settings.contract!r},"
-                f" seed={settings.seed}, isolate=False)"
+                f"{_domain_arguments(settings.domain)} seed={settings.seed}, isolate=False)"
             )
         words = ["kernel-oracle", "verify", self._candidate, "--operator", self.operator.id]
         words += ["--cases", cases, "--seed", str(settings.seed), "--device", self.device]
@@ -668,20 +699,29 @@ class _Run:
             words += ["--style", settings.style]
         if settings.contract != "stored_intermediates":
             words += ["--contract", settings.contract]
+        if settings.domain.name != "official":
+            words += ["--domain", settings.domain.name]
+        for claim in settings.domain.claims():
+            words += ["--where", claim]
         return shlex.join(words)
 
 
-def _guarded(operator: Operator) -> frozenset[str]:
+def _domain_arguments(domain: Domain) -> str:
+    """Write a domain as arguments of :func:`verify`, if it is not the usual one."""
+    if domain.name == "official":
+        return ""
+    where = dict(claim.split("=", 1) for claim in domain.claims())
+    return f" domain={domain.name!r}," + (f" where={where!r}," if where else "")
+
+
+def _guarded(cases: Sequence[Case], operator: Operator) -> frozenset[str]:
     """Return the cases that get the expensive guards: the probes, two small ones of each suite."""
-    names = [case.name for case in operator.probes]
-    for suite in operator.suites:
-        by_size = sorted(suite.cases, key=lambda case: _output_elements(operator, case))
-        names += [case.name for case in by_size[:_GUARDED_SUITE_CASES]]
+    names = [case.name for case in cases if _case_word(case) == "probes"]
+    by_size = sorted(cases, key=lambda case: output_elements(operator, case.sizes))
+    for group in {case.group for case in cases if _case_word(case) == "suite"}:
+        small = [case.name for case in by_size if case.group == group]
+        names += small[:_GUARDED_SUITE_CASES]
     return frozenset(names)
-
-
-def _output_elements(operator: Operator, case: Case) -> int:
-    return sum(math.prod(operator.shape(spec, case.sizes)) for spec in operator.outputs)
 
 
 def _judge_error(case: Case, error: Exception) -> CaseResult:

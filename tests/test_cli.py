@@ -220,15 +220,20 @@ def test_what_the_user_can_put_right_is_a_usage_error_without_traceback(
     [
         (["verify"], "Missing argument 'CANDIDATE'"),
         (["verify", "k.py:f"], "Missing option '--operator'"),
-        ([*VERIFY, "--style", "inplace"], "'inplace' is not one of"),
+        ([*VERIFY, "--style", "write"], "'write' is not one of"),
         ([*VERIFY, "--contract", "exact"], "'exact' is not one of"),
-        ([*VERIFY, "--domain", "general"], "'general' is not"),
+        ([*VERIFY, "--domain", "special"], "'special' is not one of"),
+        ([*VERIFY, "--domain", "official", "--where", "head_dim=64"], "narrows the general"),
+        ([*VERIFY, "--where", "head_dim"], "'head_dim' is no claim; write AXIS=VALUE"),
+        ([*VERIFY, "--where", "a=1", "--where", "a=2"], "claims a twice; write a=VALUE,VALUE"),
+        ([*VERIFY, "other.py:f"], "give one candidate"),
+        ([*VERIFY, "head_dim=64"], "give one candidate"),
         ([*VERIFY, "--device", "gpu"], "'gpu' is not one of"),
         ([*VERIFY, "--seed", "-1"], "'-1' is neither a number 0, 1, 2, ... nor 'random'"),
         ([*VERIFY, "--seed", "1.5"], "'1.5' is neither a number"),
         ([*VERIFY, "--timeout", "0"], "0 is not in the range"),
-        (["show", "kv_rope.nope"], f"'kv_rope.nope'; there are {FORWARD}"),
-        (["demo", "--operator", "kv_rope.nope"], f"'kv_rope.nope'; there are {FORWARD}"),
+        (["show", "kv_rope.nope"], "'kv_rope.nope'; there are kv_rope."),
+        (["demo", "--operator", "kv_rope.nope"], "'kv_rope.nope'; there are kv_rope."),
         (["judge"], "No such command 'judge'"),
         ([*VERIFY, "--json", "no/such/folder/v.json"], "there is no folder 'no/such/folder'"),
         ([*VERIFY, "--json", "."], "'.' is a folder"),
@@ -272,6 +277,7 @@ def test_the_defaults_are_those_of_the_design(fake: FakeJudge) -> None:
         "style": "return",
         "contract": "stored_intermediates",
         "domain": "official",
+        "where": {},
         "device": None,
         "seed": 0,
         "timeout": 60.0,
@@ -294,6 +300,22 @@ def test_every_option_reaches_the_verification(fake: FakeJudge) -> None:
     assert call["seed"] == 5
     assert call["timeout"] == 2.5
     assert call["fail_fast"] is True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--where", "head_dim=64,128", "dtype=float16"],
+        ["--where", "head_dim=64,128", "--where", "dtype=float16"],
+        ["--where", "head_dim=64,128 dtype=float16"],
+        ["--domain", "general", "--where", "head_dim=64,128", "dtype=float16"],
+    ],
+)
+def test_claims_may_follow_one_another(fake: FakeJudge, words: Sequence[str]) -> None:
+    assert run(*VERIFY, *words).exit_code == 0
+    (call,) = fake.calls
+    assert call["where"] == {"head_dim": "64,128", "dtype": "float16"}
+    assert call["candidate"] == VERIFY[1]
 
 
 def test_a_random_seed_is_printed_and_used(fake: FakeJudge) -> None:

@@ -134,12 +134,12 @@ class Budget:
         return int((~self.interval(contract).in_domain).sum())
 
     @cached_property
-    def _magnitudes(self) -> _Magnitudes:
-        return _magnitudes(self._terms, self._fmt)
+    def _magnitudes(self) -> Magnitudes:
+        return magnitudes(self._terms, self._fmt)
 
 
 @dataclass(frozen=True)
-class _Magnitudes:
+class Magnitudes:
     """Quantities of the formulas above, float64.
 
     Attributes:
@@ -182,7 +182,13 @@ def _outward(operations: int) -> float:
     return 1 + (operations + 8) * 2 * _OUTWARD_UNIT
 
 
-def _magnitudes(terms: torch.Tensor, fmt: Format) -> _Magnitudes:
+def magnitudes(terms: torch.Tensor, fmt: Format) -> Magnitudes:
+    """Return the quantities of the formulas above.
+
+    Args:
+        terms: float64 ``[count, elements]``, the exact finite terms.
+        fmt: the output's format.
+    """
     count = terms.shape[0]
     rounded = round_float64(terms, fmt).to(torch.float64)
     in_float32 = terms.to(torch.float32).to(torch.float64)
@@ -194,7 +200,7 @@ def _magnitudes(terms: torch.Tensor, fmt: Format) -> _Magnitudes:
     through = torch.where(torch.isfinite(twice), twice, terms)
     reach = torch.maximum(terms.abs(), stored.abs()).sum(dim=0)
     error = (gamma(count) * reach + count * 2.0**-150) * _outward(count + 3)
-    return _Magnitudes(
+    return Magnitudes(
         stored=stored,
         through=through,
         stores_finite=(finite & torch.isfinite(twice)).all(dim=0),

@@ -160,7 +160,7 @@ def _slack(value: DoubleDouble) -> torch.Tensor:
     return torch.where(value.error == 0, 0.0, moved)
 
 
-def _split_non_finite(terms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def split_non_finite(terms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the terms with non-finite ones zeroed, and where all are finite (None: everywhere)."""
     # A sum is finite only if all its terms are; it is much cheaper than looking at each.
     if math.isfinite(float(terms.sum())):
@@ -188,7 +188,7 @@ def evaluate(terms: torch.Tensor, fmt: Format) -> Values:
         terms: float64 ``[count, ...]``, each exactly a term of the element.
         fmt: the output's format.
     """
-    finite_terms, finite = _split_non_finite(terms)
+    finite_terms, finite = split_non_finite(terms)
     value = add_terms(finite_terms)
     high, low = value.high, value.low
     rounded = round_to_format(high, low, fmt)

@@ -59,6 +59,13 @@ bad_candidate, nothing_compared; 3 judge_error or no such device; 130 interrupte
 judged so far shown and written.
 """
 
+_DETECT_HELP = """\b
+Examples:
+  kernel-oracle detect --operator kv_rope.concat.forward
+  kernel-oracle detect --operator kv_rope.static.backward --where head_dim=64 dtype=float16 \\
+      --legal-seeds 10 --json detection.json
+"""
+
 _EXAMPLES = Path(__file__).parent / "examples"
 _LOG_WIDTH = 100
 _DEAF_S = 5.0
@@ -133,6 +140,19 @@ _json_option = click.option(
     metavar="FILE|-",
     callback=_check_json_target,
     help="Also write the result as JSON to FILE, or to standard output for '-'.",
+)
+_domain_option = click.option(
+    "--domain",
+    type=click.Choice(DOMAINS),
+    help="official keeps the suite's head_dim, head count, bfloat16 and contiguous inputs; general"
+    " is all that the operator is defined for. Default: official, or general with --where.",
+)
+_where_option = click.option(
+    "--where",
+    metavar="AXIS=VALUES",
+    multiple=True,
+    help="Narrow the general domain to what the kernel claims: 'head_dim=64,128', 'dtype=float16',"
+    " 'layout=contiguous', 'tables=paired'. More claims may follow it.",
 )
 _device_option = click.option(
     "--device",
@@ -222,19 +242,8 @@ def env(json_target: str | None) -> int:
     show_default=True,
     help="The numeric contract that every computed element must meet: see 'show'.",
 )
-@click.option(
-    "--domain",
-    type=click.Choice(DOMAINS),
-    help="official keeps the suite's head_dim, head count, bfloat16 and contiguous inputs; general"
-    " is all that the operator is defined for. Default: official, or general with --where.",
-)
-@click.option(
-    "--where",
-    metavar="AXIS=VALUES",
-    multiple=True,
-    help="Narrow the general domain to what the kernel claims: 'head_dim=64,128', 'dtype=float16',"
-    " 'layout=contiguous', 'tables=paired'. More claims may follow it.",
-)
+@_domain_option
+@_where_option
 @_device_option
 @click.option(
     "--seed",
@@ -272,10 +281,10 @@ def verify(
     own: a crash, a hang or an out-of-memory is a verdict, and the other cases still run.
     """
     candidate, claims = _split_claims(words, where)
+    settings["where"] = _read_claims(claims)
     if claims and domain == "official":
         raise click.UsageError("--where narrows the general domain; leave out --domain official")
     settings["domain"] = domain or "official"
-    settings["where"] = claims
     with _user_errors():
         (verdict,) = _judge([candidate], settings, quiet)
         _write_json(verdict.to_dict(), json_target)
@@ -328,6 +337,72 @@ def demo(
     return status
 
 
+@program.command(epilog=_DETECT_HELP)
+@click.argument("more", nargs=-1, metavar="")
+@click.option("--operator", metavar="ID", required=True, help="Whose faults: see 'list'.")
+@click.option(
+    "--cases",
+    metavar="WHICH",
+    default="probes",
+    show_default=True,
+    help="'probes', 'suite' or names of cases separated by commas: see 'show'.",
+)
+@_domain_option
+@_where_option
+@click.option("--seed", callback=_read_seed, metavar="INT|random", default="0", show_default=True)
+@click.option(
+    "--legal-seeds",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Legal variants are judged on N seeds, from --seed on.",
+)
+@_json_option
+@click.option("-v", "--verbose", is_flag=True, help="Show every corruption and variant.")
+@_quiet_option
+def detect(
+    more: tuple[str, ...],
+    operator: str,
+    cases: str,
+    domain: str | None,
+    where: tuple[str, ...],
+    seed: int,
+    legal_seeds: int,
+    json_target: str | None,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    """Measure what the judge detects: known faults of ID, generic corruptions, legal variants.
+
+    Every known wrong way to compute the operator must be caught, and should be named by its
+    diagnosis; every legal one must be accepted. Exit status 0: so it is; 1: something was missed
+    or falsely rejected.
+    """
+    from .detection import detect as run
+    from .detection_view import detection_view
+    from .domain import read_domain
+    from .verification import select_cases
+
+    definition = _find_operator(operator)
+    with _user_errors(), _steps(quiet) as on_step:
+        claims = _read_claims((*where, *more) if where else _no_more(more))
+        chosen = select_cases(
+            definition, cases, read_domain(definition, domain or "official", claims)
+        )
+        detection = run(
+            definition,
+            chosen,
+            (seed,),
+            legal_seeds=range(seed, seed + legal_seeds),
+            on_step=on_step,
+        )
+    _write_json(detection.to_dict(), json_target)
+    if not quiet:
+        _show(detection_view(detection, verbose))
+    return 0 if detection.complete else EXIT_FAILED
+
+
 def main() -> NoReturn:
     """Run the console command ``kernel-oracle``."""
     program.main(prog_name="kernel-oracle")
@@ -354,6 +429,13 @@ def _judge(candidates: Iterable[str], settings: Mapping[str, Any], quiet: bool) 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[CaseResult, int, int], None]]:
     """Show a bar on standard error, if that is a terminal; yields what to call after a case."""
+    with _steps(quiet) as on_step:
+        yield lambda result, done, total: on_step(done, total, f"{result.name}: {result.status}")
+
+
+@contextmanager
+def _steps(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar as :func:`_progress`; yields what to call after a step."""
     console = _console()
     bar = Progress(
         TextColumn("{task.description}", markup=False),
@@ -369,11 +451,9 @@ def _progress(quiet: bool) -> Iterator[Callable[[CaseResult, int, int], None]]:
     with bar:
         task = bar.add_task("starting", total=None)
 
-        def on_case(result: CaseResult, done: int, total: int) -> None:
-            description = f"{result.name}: {result.status}"
-            bar.update(task, completed=done, total=total, description=description)
-
-        yield on_case
+        yield lambda done, total, name: bar.update(
+            task, completed=done, total=total, description=name
+        )
 
 
 @contextmanager
@@ -422,12 +502,13 @@ def _ignore_stop_signals() -> None:
 def _user_errors() -> Iterator[None]:
     """Turn what the user can put right into a usage message."""
     from .candidate import BadCandidate
+    from .domain import InvalidClaim
     from .operators import UnknownOperator
     from .verification import UsageError
 
     try:
         yield
-    except (BadCandidate, UnknownOperator, UsageError) as error:
+    except (BadCandidate, InvalidClaim, UnknownOperator, UsageError) as error:
         raise click.UsageError(str(error)) from error
 
 
@@ -440,7 +521,7 @@ def _find_operator(operator: str) -> Operator:
         raise click.UsageError(str(error)) from error
 
 
-def _split_claims(words: tuple[str, ...], where: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+def _split_claims(words: tuple[str, ...], where: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Tell the candidate from the claims that follow ``--where`` after its first one."""
     claims = list(where)
     if where:
@@ -449,6 +530,18 @@ def _split_claims(words: tuple[str, ...], where: tuple[str, ...]) -> tuple[str, 
     if len(candidates) != 1:
         found = " ".join(candidates) or "none"
         raise click.UsageError(f"give one candidate, module:function or file.py:function: {found}")
+    return candidates[0], tuple(claims)
+
+
+def _no_more(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse words that are no option's; returns none."""
+    if words:
+        raise click.UsageError(f"Got unexpected extra argument ({' '.join(words)})")
+    return ()
+
+
+def _read_claims(claims: tuple[str, ...]) -> dict[str, str]:
+    """Split claims at their first ``=``."""
     read: dict[str, str] = {}
     for claim in (part for text in claims for part in text.split()):
         name, equals, values = claim.partition("=")
@@ -457,7 +550,7 @@ def _split_claims(words: tuple[str, ...], where: tuple[str, ...]) -> tuple[str, 
         if name in read:
             raise click.UsageError(f"--where claims {name} twice; write {name}=VALUE,VALUE")
         read[name] = values
-    return candidates[0], read
+    return read
 
 
 def _examples(operator: Operator) -> dict[str, str]:

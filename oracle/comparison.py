@@ -14,10 +14,21 @@ from dataclasses import dataclass, field
 import torch
 
 from .budget import Budget, Contract, Interval
-from .certified import Certificate, Values, block_elements, evaluate, one_thread
+from .certified import (
+    Certificate,
+    Values,
+    block_elements,
+    evaluate,
+    one_thread,
+    split_non_finite,
+)
 from .definition import Block, Copied, Operator, Summed, TensorSpec
 from .rounding import Format, format_of, ulp
+from .scheme import SINGLE_ROUNDING, SchemeResult, SchemeTally
 from .verdict import GRADES, Element, RegionResult
+
+SCHEME_ELEMENTS = 1 << 22
+"""A rounding scheme is looked for in so many elements of a region, the first ones."""
 
 _RELAXED: tuple[Contract, ...] = ("single_rounding", "stored_intermediates", "bounded_error")
 
@@ -44,7 +55,7 @@ class Comparison:
     @property
     def status(self) -> str:
         """``passed``, ``wrong_values``, ``below_contract``, or ``empty_ok`` without elements."""
-        failed = [region for region in self.regions if region.within < region.elements]
+        failed = [region for region in self.regions if not region.passed]
         if not failed:
             return "passed" if self.elements else "empty_ok"
         weaker = all(region.meaning == "computed" and region.grade for region in failed)
@@ -69,9 +80,12 @@ class _Tally:
     broken: set[str] = field(default_factory=set)
     first: Element | None = None
     certificate: Certificate = field(default_factory=Certificate)
+    scheme: SchemeResult | None = None
 
-    def result(self) -> RegionResult:
-        """Return what was counted."""
+    def result(self, random: bool) -> RegionResult:
+        """Return what was counted; the mean error means something for random inputs only."""
+        unexplained = random and self.scheme is not None and self.scheme.name is None
+        mean = self.scheme.mean if self.scheme is not None and unexplained else None
         return RegionResult(
             output=self.spec.name,
             region=self.region,
@@ -80,13 +94,31 @@ class _Tally:
             within=self.within,
             identical=self.identical,
             certified=self.certificate.total,
-            grade=self._grade(),
+            grade=None if mean is not None and mean.alarm else self.grade(),
             worst_error_ulp=self.worst,
             out_of_domain=self.out_of_domain,
             first_wrong=self.first,
+            scheme=self._scheme_name(),
+            mean=mean,
         )
 
-    def _grade(self) -> str | None:
+    def _scheme_name(self) -> str:
+        if self.scheme is not None:
+            return self.scheme.name or ""
+        rounded_once = self.grade() in ("correctly_rounded", "single_rounding")
+        return SINGLE_ROUNDING if rounded_once else ""
+
+    @property
+    def needs_explanation(self) -> bool:
+        """Whether all elements are allowed, but not as one rounding of a float32 sum."""
+        return (
+            self.meaning == "computed"
+            and self.within == self.elements
+            and self.grade() not in ("correctly_rounded", "single_rounding")
+        )
+
+    def grade(self) -> str | None:
+        """Return the tightest contract that every element meets; None if they meet none."""
         if self.meaning != "computed":
             return "exact" if self.within == self.elements else None
         if self.identical == self.elements:
@@ -104,6 +136,8 @@ def compare(
     inputs: Mapping[str, torch.Tensor],
     outputs: Mapping[str, torch.Tensor],
     contract: Contract,
+    *,
+    random: bool = False,
 ) -> Comparison:
     """Compare outputs with the truth.
 
@@ -112,6 +146,8 @@ def compare(
         inputs: every input by name, as they were before the call.
         outputs: every output by name, of the right shape and dtype, on the inputs' device.
         contract: the contract asked for.
+        random: whether the inputs are independent random draws: then the mean error of elements
+            that no rounding scheme explains is tested as well.
 
     Returns:
         The result by output and region.
@@ -124,7 +160,7 @@ def compare(
         with one_thread():
             tallies = _compare_output(operator, inputs, spec, outputs[spec.name].detach(), contract)
         for tally in tallies:
-            results.append(tally.result())
+            results.append(tally.result(random))
             certificate += tally.certificate
             if tally.zeros_of_other_sign:
                 remarks.append(
@@ -159,7 +195,30 @@ def _compare_output(
         else:
             tally.meaning = "zeroed"
             _compare_zeroed(tally, block, actual)
+    for tally in tallies.values():
+        if tally.needs_explanation:
+            tally.scheme = _find_scheme(operator, inputs, tally, output)
     return [tally for tally in tallies.values() if tally.elements]
+
+
+def _find_scheme(
+    operator: Operator, inputs: Mapping[str, torch.Tensor], tally: _Tally, output: torch.Tensor
+) -> SchemeResult:
+    """Look for the rounding scheme of a region, in its first elements."""
+    found = SchemeTally(tally.fmt)
+    elements = 0
+    for block in operator.blocks(inputs, tally.spec.name, block_elements(output.device)):
+        meaning = block.meaning
+        if block.region != tally.region or not isinstance(meaning, Summed):
+            continue
+        actual = output[block.index]
+        if elements + actual.numel() > SCHEME_ELEMENTS and elements:
+            break
+        elements += actual.numel()
+        terms, finite = split_non_finite(meaning.terms())
+        clusters = None if meaning.clusters is None else meaning.clusters()
+        found.add(terms, actual, finite, clusters)
+    return found.result(len(operator.outputs))
 
 
 def _compare_copied(

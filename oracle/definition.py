@@ -591,6 +591,7 @@ class Operator:
         origin: dict[str, str] = {}
         for spec in self.inputs:
             _bind_shape(self.id, spec, tuple(inputs[spec.name].shape), sizes, origin)
+        _solve_sums(self, sizes)
         _check_dtypes(self, inputs)
         free = {axis.name: sizes[axis.name] for axis in self.axes if not axis.sum_of}
         self.check_sizes(free)
@@ -630,6 +631,22 @@ def _bind_shape(
             raise InvalidInput(
                 f"axis {axis} of {operator} is {sizes[axis]} in {origin[axis]} but {size} in"
                 f" {spec.name} (dimension {dimension} of shape {shape})"
+            )
+
+
+def _solve_sums(operator: Operator, sizes: dict[str, int]) -> None:
+    """Enter the one free axis that only the size of a derived axis tells."""
+    for axis in operator.axes:
+        if not axis.sum_of or axis.name not in sizes:
+            continue
+        unknown = [part for part in axis.sum_of if part not in sizes]
+        rest = sizes[axis.name] - sum(sizes[part] for part in axis.sum_of if part in sizes)
+        if len(unknown) == 1 and rest >= 0:
+            sizes[unknown[0]] = rest
+        elif unknown or rest:
+            parts = " + ".join(f"{part} ({sizes.get(part, '?')})" for part in axis.sum_of)
+            raise InvalidInput(
+                f"axis {axis.name} of {operator.id} is {sizes[axis.name]}; it must be {parts}"
             )
 
 

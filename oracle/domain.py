@@ -112,9 +112,10 @@ def domain_cases(operator: Operator, domain: Domain) -> tuple[Case, ...]:
     """
     if domain.name == "official":
         return operator.cases
+    templates = [base for base in operator.probes + operator.general_probes if not base.needs_gpu]
     probes = [
         case
-        for number, base in enumerate(operator.probes + operator.general_probes)
+        for number, base in enumerate(templates)
         for case in _at_other_sizes(operator, domain, base, number)
     ]
     suites = [
@@ -123,7 +124,13 @@ def domain_cases(operator: Operator, domain: Domain) -> tuple[Case, ...]:
         for base in suite.cases
         for case in _suite_cases(operator, domain, base)
     ]
-    large = [case for base in operator.large for case in _fitting(operator, domain, base)]
+    large = [
+        case
+        for base in (*operator.general_probes, *operator.large)
+        if base.needs_gpu
+        for case in _fitting(operator, domain, base)
+        if not domain.contiguous or has_contiguous_inputs(operator, base)
+    ]
     cases = {case.name: case for case in (*probes, *suites, *large)}
     if not cases:
         raise InvalidClaim(f"no case of {operator.id} meets {' '.join(domain.claims())}")

@@ -40,15 +40,49 @@ def codes(shape: tuple[int, ...], dtype: str, start: int = 0) -> NDArray[Any]:
     return (magnitude | (sign << (8 * fmt.width - 1))).astype(unsigned).reshape(shape)
 
 
-def every_pattern(shape: tuple[int, ...], start: int = 0, step: int = 1) -> NDArray[np.uint16]:
-    """Return 16-bit patterns in turn: all 65,536 of them where the shape has as many elements.
+def every_pattern(
+    shape: tuple[int, ...], dtype: str, start: int = 0, step: int = 1
+) -> NDArray[Any]:
+    """Return bit patterns in turn that visit all there are in a 16-bit type.
 
-    NaNs of every payload, infinities, both zeros and all subnormals are among them. ``step`` must
-    be odd to visit all.
+    NaNs of every payload, infinities, both zeros and all subnormals are among the first 65,536. In
+    float32 these are the upper halves of the patterns; the lower halves run through all numbers of
+    16 bits too, except that zeros and infinities keep zeros there and so are visited themselves.
+
+    Args:
+        shape: the shape to fill, in index order.
+        dtype: the floating type's name.
+        start: the first pattern (its upper half in float32).
+        step: from one pattern to the next; it must be odd to visit all.
     """
+    fmt = format_of(dtype)
     count = int(np.prod(shape))
     number = (start + step * np.arange(count, dtype=np.int64)) % 65536
-    return number.astype(np.uint16).reshape(shape)
+    if fmt.width == 4:
+        infinity = int(encode(np.inf, dtype)) >> 16
+        magnitude = number % 32768
+        low = number * 40503 % 65536
+        number = number << 16 | np.where((magnitude == 0) | (magnitude == infinity), 0, low)
+    return number.astype(np.dtype(f"u{fmt.width}")).reshape(shape)
+
+
+def signalling_nans(shape: tuple[int, ...], dtype: str, start: int = 0) -> NDArray[Any]:
+    """Return signalling NaNs of running payloads and alternating sign.
+
+    Arithmetic, and on many machines a conversion to another type, turns each into a quiet NaN.
+
+    Args:
+        shape: the shape to fill, in index order.
+        dtype: the floating type's name.
+        start: number of the first payload, so that two tensors can hold different ones.
+    """
+    fmt = format_of(dtype)
+    number = np.arange(start, start + int(np.prod(shape)), dtype=np.int64)
+    payloads = (1 << (fmt.precision - 2)) - 1
+    pattern = int(encode(np.inf, dtype)) + 1 + number % payloads
+    sign = (number // payloads + number) % 2
+    unsigned = np.dtype(f"u{fmt.width}")
+    return (pattern | sign << (8 * fmt.width - 1)).astype(unsigned).reshape(shape)
 
 
 def specials(dtype: str) -> NDArray[Any]:

@@ -18,8 +18,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .definition import Axis, Case, Operator, TensorSpec
-from .verdict import STATUSES, CaseResult, Element, RegionResult, Verdict, loosest
+from .definition import Axis, Case, Operator, TensorSpec, Variant
+from .verdict import STATUSES, CaseResult, Diagnosis, Element, RegionResult, Verdict, loosest
 
 DEFAULT_CONTRACT = "stored_intermediates"
 """The contract that a candidate must meet where none is asked for."""
@@ -65,10 +65,28 @@ def verdict_view(verdict: Verdict, verbose: bool = False) -> Group:
         parts += [Text(), failure_view(failure, verdict.contract, verbose)]
     elif verdict.detail:
         parts += [Text(), _foreign(verdict.detail)]
+    if verdict.diagnosis is not None:
+        parts += [Text(), _diagnosis(verdict.diagnosis)]
+    if verdict.claim:
+        parts += [Text(), Text.assemble(("Claim: ", "bold"), verdict.claim)]
     parts += [Text(), _totals(verdict), *_remarks(verdict, verbose)]
     if verdict.reproduce:
         parts.append(_command(verdict.reproduce))
     return Group(*parts)
+
+
+def _diagnosis(diagnosis: Diagnosis) -> Group:
+    """Show which known fault it is, what that does, and the evidence."""
+    name = Text("Diagnosis: ", style="bold")
+    if diagnosis.name:
+        name.append("matches ").append(diagnosis.name, style="bold red")
+    else:
+        name.append("matches no known fault")
+    grid = _grid()
+    if diagnosis.description:
+        grid.add_row("fault", Text(diagnosis.description))
+    grid.add_row("evidence", Text(diagnosis.evidence))
+    return Group(name, Padding(grid, (0, 0, 0, 2)))
 
 
 def refusal_line(verdict: Verdict) -> Text:
@@ -82,7 +100,7 @@ def cases_table(cases: Sequence[CaseResult]) -> Group:
     varying, _ = _axes_by_variation(cases)
     graded = any(case.grade is not None for case in cases)
     table = _table()
-    table.add_column("case", overflow="fold")
+    table.add_column("case", no_wrap=True)
     table.add_column("sizes", overflow="fold")
     table.add_column("status", no_wrap=True)
     if graded:
@@ -157,12 +175,47 @@ def operator_page(operator: Operator) -> Group:
         *_section("Outputs, in the order returned", _tensors_table(operator.outputs)),
         *_section("Numeric contracts, the tightest first", _contracts_table()),
     ]
+    if operator.variety or operator.constraints or operator.inplace:
+        parts += _section("The general domain, and what may be claimed", _claims_grid(operator))
     if operator.probes:
         parts += _section("Probes", _probes_table(operator.probes))
+    if operator.general_probes:
+        title = "Probes of the general domain, where all are tried in every dtype and size"
+        parts += _section(title, _probes_table(operator.general_probes))
+    if operator.large:
+        parts += _section("Large cases, for a GPU", _probes_table(operator.large))
     for suite in operator.suites:
         title = f"Suite {suite.id} ({suite.source})"
         parts += _section(title, _suite_table(suite.cases))
+    if operator.variants:
+        title = "Known variants: faults that a diagnosis names, and legal liberties"
+        parts += _section(title, _variants_table(operator.variants))
     return Group(*parts)
+
+
+def _claims_grid(operator: Operator) -> Table:
+    grid = _grid()
+    for axis, sizes in operator.variety.items():
+        grid.add_row(
+            axis, "tried at " + ", ".join(map(str, sorted({*sizes, operator.official[axis]})))
+        )
+    grid.add_row("dtype", ", ".join(operator.dtypes))
+    grid.add_row("layout=contiguous", "all inputs are contiguous")
+    for name, constraint in operator.constraints.items():
+        grid.add_row(name, Text(constraint.description))
+    if operator.inplace:
+        pairs = ", ".join(f"{source} -> {target}" for source, target in operator.inplace)
+        grid.add_row("style inplace", f"writes {pairs}")
+    return grid
+
+
+def _variants_table(variants: Sequence[Variant]) -> Table:
+    table = _table()
+    for name in ("variant", "", "what it does"):
+        table.add_column(name, overflow="fold")
+    for variant in variants:
+        table.add_row(variant.name, "legal" if variant.legal else "wrong", variant.description)
+    return table
 
 
 def environment_table(environment: Mapping[str, Any]) -> Table:
@@ -212,7 +265,16 @@ def operator_data(operator: Operator) -> dict[str, Any]:
         "outputs": [_tensor_data(spec) for spec in operator.outputs],
         "contracts": _contracts(),
         "default_contract": DEFAULT_CONTRACT,
+        "variety": {axis: list(sizes) for axis, sizes in operator.variety.items()},
+        "constraints": {name: one.description for name, one in operator.constraints.items()},
+        "inplace": [list(pair) for pair in operator.inplace],
+        "variants": [
+            {"name": one.name, "description": one.description, "legal": one.legal}
+            for one in operator.variants
+        ],
         "probes": [_case_data(case) for case in operator.probes],
+        "general_probes": [_case_data(case) for case in operator.general_probes],
+        "large": [_case_data(case) for case in operator.large],
         "suites": [
             {
                 "id": suite.id,
@@ -256,6 +318,9 @@ def _facts(verdict: Verdict) -> Padding:
     grid.add_row("seed", str(verdict.seed))
     if verdict.grade is not None:
         grid.add_row("grade", Text(verdict.grade, style="bold"))
+        for scheme in dict.fromkeys(verdict.rounding.values()):
+            outputs = [name for name, own in verdict.rounding.items() if own == scheme]
+            grid.add_row("rounding", f"{', '.join(outputs)}: {scheme}")
     return Padding(grid, (0, 0, 0, 2))
 
 
@@ -320,7 +385,7 @@ def _allowed(region: RegionResult, element: Element, contract: str) -> str:
 
 
 def _regions(regions: Sequence[RegionResult], verbose: bool) -> list[RenderableType]:
-    wrong = [region for region in regions if region.within < region.elements]
+    wrong = [region for region in regions if not region.passed]
     shown = regions if verbose else wrong
     rest = len(regions) - len(shown)
     parts: list[RenderableType] = []
@@ -478,7 +543,10 @@ def _axes_by_variation(
 
 def _case_names(operator: Operator) -> dict[str, list[str]]:
     names = {"probes": [case.name for case in operator.probes]}
-    return names | {suite.id: [case.name for case in suite.cases] for suite in operator.suites}
+    names |= {suite.id: [case.name for case in suite.cases] for suite in operator.suites}
+    if operator.large:
+        names["large"] = [case.name for case in operator.large]
+    return names
 
 
 def _tensor_data(spec: TensorSpec) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from .budget import Contract
 from .call import CallReply, CallRequest
 from .comparison import Comparison, compare
 from .definition import Case, Operator, Style
+from .diagnosis import Failure
+from .domain import output_elements
 from .exchange import Arena, Bytes, plan
 from .guards import Finding
 from .inputs import fill_inputs
 from .machine import Device
-from .verdict import STATUSES, CaseResult, loosest
+from .verdict import STATUSES, CaseResult, MeanTest, loosest
 
 FILL_BYTES = (0x7F, 0xFE)
 """What fresh memory is filled with in the two calls of a guarded case. Both read as huge numbers
@@ -25,6 +27,9 @@ in every floating type, of different signs."""
 
 OUT_FILL_BYTES = (0xFF, 0x7F)
 """What the output tensors of style ``out`` are filled with: NaN, then a huge number."""
+
+DIAGNOSED_ELEMENTS = 1 << 20
+"""Failing outputs of at most so many elements are kept for diagnosis."""
 
 # Far from any seed a user counts through, so that no two runs share inputs by accident.
 _SECOND_SEED = 0x5EED_0000
@@ -69,7 +74,20 @@ class Caller(Protocol):
         ...
 
 
-def try_case(operator: Operator, case: Case, caller: Caller, terms: Terms) -> CaseResult:
+@dataclass(frozen=True)
+class Tried:
+    """What became of a case.
+
+    Attributes:
+        result: the result; its ``seconds`` are left to the caller.
+        failure: the tensors, for diagnosis, where the comparison failed and they are few.
+    """
+
+    result: CaseResult
+    failure: Failure | None = None
+
+
+def try_case(operator: Operator, case: Case, caller: Caller, terms: Terms) -> Tried:
     """Call the candidate on a case and judge what comes back.
 
     Args:
@@ -79,10 +97,10 @@ def try_case(operator: Operator, case: Case, caller: Caller, terms: Terms) -> Ca
         terms: on what terms it is judged.
 
     Returns:
-        The result; its ``seconds`` are left to the caller.
+        The result.
     """
     with _Trial(operator, case, terms) as trial:
-        return trial.judge(caller)
+        return Tried(trial.judge(caller), trial.failure)
 
 
 def describe(case: Case) -> dict[str, Any]:
@@ -115,6 +133,7 @@ class _Trial:
         # The seed of the second call's inputs, if the comparison is that call's.
         self._second_seed: int | None = None
         self._reply = CallReply("returned")
+        self.failure: Failure | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +223,12 @@ class _Trial:
         device = "cuda" if self._terms.device == "cuda" else "cpu"
         inputs = _on(device, self._given.tensors(self._before))
         outputs = _on(device, self._due.tensors(self._outputs.bytes))
-        comparison = compare(self._operator, inputs, outputs, self._terms.contract)
+        comparison = compare(
+            self._operator, inputs, outputs, self._terms.contract, random=self._case.random
+        )
+        few = output_elements(self._operator, self._case.sizes) <= DIAGNOSED_ELEMENTS
+        if self.failure is None and few and comparison.status in ("wrong_values", "below_contract"):
+            self.failure = Failure(self._case.name, _cloned(inputs), _cloned(outputs), comparison)
         if self._comparison is None:
             self._comparison = comparison
         elif self._comparison.status == "passed" and comparison.status != "passed":
@@ -247,10 +271,12 @@ class _Trial:
         """Say in one or two sentences what differs, if anything does."""
         if self._comparison is None:
             return ""
-        failed = [region for region in self._comparison.regions if region.within < region.elements]
+        failed = [region for region in self._comparison.regions if not region.passed]
         if not failed:
             return ""
         region = failed[0]
+        if region.mean is not None and region.biased:
+            return _describe_bias(region.output, region.region, region.mean)
         wrong = region.elements - region.within
         text = f"{wrong} of {region.elements} elements of {region.output}, {region.region}, "
         if region.meaning == "computed":
@@ -290,6 +316,19 @@ class _Trial:
             output_text=self._reply.output_text,
             call_seconds=self._reply.seconds,
         )
+
+
+def _describe_bias(output: str, region: str, mean: MeanTest) -> str:
+    return (
+        f"{output}, {region}: every element is allowed, but their mean error is"
+        f" {mean.mean:+.3f} ulp (away from zero is positive), and no mixture of honest roundings"
+        f" has one outside {mean.low:+.3f} to {mean.high:+.3f} on these inputs but once in a"
+        " million runs. Round to nearest, ties to even."
+    )
+
+
+def _cloned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _sentence(message: str) -> str:

@@ -84,6 +84,54 @@ class Element:
 
 
 @dataclass(frozen=True)
+class MeanTest:
+    """The mean rounding error of a kernel beside that of the schemes on the same data, in ulp.
+
+    Attributes:
+        mean: the kernel's mean score T(Z).
+        low: the lowest mean that is no alarm, tau included.
+        high: the highest one.
+        tau: what a mean may lie beyond those of the schemes by chance.
+        clusters: over how many independent clusters the means are taken.
+    """
+
+    mean: float
+    low: float
+    high: float
+    tau: float
+    clusters: int
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the mean is outside its bounds."""
+        return not self.low <= self.mean <= self.high
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known about the fault of a candidate.
+
+    Attributes:
+        name: the variant that explains it, several joined by " + " where outputs have different
+            faults; empty where no variant does.
+        description: what the variants do, a sentence each; empty without a name.
+        evidence: one to three sentences: how well the variant fits, and where the wrong elements
+            are.
+    """
+
+    name: str
+    description: str
+    evidence: str
+
+    def sentence(self) -> str:
+        """Say it in one paragraph."""
+        named = (
+            f"matches: {self.name}. {self.description}" if self.name else "matches no known fault"
+        )
+        return f"{named.rstrip('.')}. {self.evidence}".strip()
+
+
+@dataclass(frozen=True)
 class RegionResult:
     """How one region of one output compared.
 
@@ -101,6 +149,10 @@ class RegionResult:
             the correctly rounded answer; None where there is none.
         out_of_domain: how many elements lie outside the domain of the contract asked for.
         first_wrong: the first element, in index order, outside its interval.
+        scheme: of computed elements within the contract, the rounding scheme that explains all of
+            them, in plain words; empty where none does, or it was not looked for.
+        mean: where no scheme explains independent random elements, their mean rounding error
+            beside those of the schemes.
     """
 
     output: str
@@ -114,6 +166,18 @@ class RegionResult:
     worst_error_ulp: float | None = None
     out_of_domain: int = 0
     first_wrong: Element | None = None
+    scheme: str = ""
+    mean: MeanTest | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether all elements are allowed, and their mean error is one honest kernels have."""
+        return self.within == self.elements and not self.biased
+
+    @property
+    def biased(self) -> bool:
+        """Whether the elements are allowed one by one, but not their mean error."""
+        return self.within == self.elements and self.mean is not None and self.mean.alarm
 
 
 @dataclass(frozen=True)
@@ -189,6 +253,9 @@ class Verdict:
         cases: every case asked for, in the order judged.
         remarks: what is worth knowing about the run as a whole.
         environment: the machine and the versions.
+        diagnosis: which fault it is, where wrong values were diagnosed.
+        claim: in the general domain, under which claims the candidate meets the contract though it
+            fails without them, as a sentence; empty where there are none.
         reproduce: the command that repeats the first failure, or the whole run when it passed.
         seconds: wall time.
         interrupted: whether the run was stopped before all cases were judged.
@@ -209,6 +276,8 @@ class Verdict:
     cases: tuple[CaseResult, ...]
     remarks: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
+    claim: str = ""
     reproduce: str = ""
     seconds: float = 0.0
     interrupted: bool = False
@@ -233,6 +302,25 @@ class Verdict:
     def certified(self) -> int:
         """How many of them have a proved correctly rounded answer."""
         return sum(case.certified for case in self.cases)
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """The rounding scheme behind each computed output, by name, where one explains all cases.
+
+        An output that needs nothing but one rounding in some cases may still store products: these
+        cases say nothing where others say more.
+        """
+        found: dict[str, list[set[str]]] = {}
+        plain: dict[str, str] = {}
+        for case in self.cases:
+            for region in case.regions:
+                if region.grade in ("correctly_rounded", "single_rounding"):
+                    plain[region.output] = region.scheme
+                elif region.meaning == "computed":
+                    found.setdefault(region.output, []).append(set(region.scheme.split(" or ")))
+        common = {output: set.intersection(*names) for output, names in found.items()}
+        told = {output: " or ".join(sorted(names)) for output, names in common.items()}
+        return {output: name for output, name in (plain | told).items() if name}
 
     @property
     def first_failure(self) -> CaseResult | None:
@@ -263,6 +351,10 @@ class Verdict:
             lines.append("interrupted before all cases were judged")
         if self.detail:
             lines.append(self.detail)
+        if self.diagnosis is not None:
+            lines.append(self.diagnosis.sentence())
+        if self.claim:
+            lines.append(self.claim)
         if self.reproduce:
             lines.append(f"reproduce: {self.reproduce}")
         return "\n".join(lines)
@@ -291,6 +383,8 @@ class Verdict:
         fields = {key: value for key, value in data.items() if key not in _DERIVED}
         fields["cases"] = tuple(_case_from_dict(case) for case in data["cases"])
         fields["remarks"] = tuple(data["remarks"])
+        if data["diagnosis"] is not None:
+            fields["diagnosis"] = Diagnosis(**data["diagnosis"])
         return cls(**fields)
 
 
@@ -319,7 +413,8 @@ def _case_from_dict(data: Mapping[str, Any]) -> CaseResult:
 def _region_from_dict(data: Mapping[str, Any]) -> RegionResult:
     first = data["first_wrong"]
     element = None if first is None else Element(**{**first, "index": tuple(first["index"])})
-    return RegionResult(**{**data, "first_wrong": element})
+    mean = None if data["mean"] is None else MeanTest(**data["mean"])
+    return RegionResult(**{**data, "first_wrong": element, "mean": mean})
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, Self
 
 from .budget import CONTRACTS, Contract
@@ -27,13 +28,16 @@ from .candidate import (
     parse_candidate,
     uses_triton,
 )
+from .claims import claim_hint
 from .definition import STYLES, Case, Domain, Operator, Style
+from .diagnosis import Failure, diagnose
 from .domain import InvalidClaim, domain_cases, output_elements, read_domain
+from .inputs import make_inputs
 from .interpreter import InterpreterReport
 from .machine import Device, DeviceUnavailable, choose_device, environment
 from .operators import find_operator
-from .trial import Terms, describe, try_case
-from .verdict import CaseResult, Verdict, gravest, loosest
+from .trial import DIAGNOSED_ELEMENTS, Terms, Tried, describe, try_case
+from .verdict import CaseResult, Diagnosis, Verdict, gravest, loosest
 from .worker import CandidateProcess, WorkerError, WorkerServer
 
 __all__ = [
@@ -58,6 +62,9 @@ INTERPRETER_TWICE = 1 << 20
 """Guarded cases with more output elements are called only once in the interpreter."""
 
 _GUARDED_SUITE_CASES = 2
+
+_DIAGNOSED_CASES = 3
+"""From how many failing cases, the smallest ones, a fault is named."""
 
 _ALONE_S = 5.0
 """A failure that took longer than this is not judged a second time."""
@@ -516,10 +523,13 @@ class _Run:
         self._named = named
         self._on_case = on_case
         self._results: list[CaseResult] = []
+        self._failures: list[Failure] = []
+        self._diagnosis: Diagnosis | None = None
         self._remarks: list[str] = []
         self._refusal = ""
         self._guarded = _guarded(domain_cases(operator, settings.domain), operator)
         self._recurs = True
+        self._claim = ""
 
     def judge(self, source: _Isolated | _Local) -> None:
         """Judge every case in turn.
@@ -530,15 +540,46 @@ class _Run:
         self._note_interpreter(source.interpreter)
         source.load(FIRST_CALL_FACTOR * self.settings.timeout)
         for case in self._cases:
-            result = self._skip(case) or self._judge_case(source, case)
+            tried = self._skip(case) or self._judge_case(source, case)
+            result = tried.result
             self._results.append(result)
+            if tried.failure is not None:
+                self._failures.append(tried.failure)
             if self._on_case is not None:
                 self._on_case(result, len(self._results), len(self._cases))
             if self.settings.fail_fast and result.status not in ("passed", "empty_ok", "not_run"):
                 self._remarks.append(f"stopped after {result.name}, as fail-fast was asked for")
                 break
+        self._diagnose()
         if isinstance(source, _Isolated):
             self._judge_alone(source)
+
+    def _diagnose(self) -> None:
+        """Say which fault the smallest failing cases show, and what claim would rule it out."""
+        results = {case.name: case for case in self._results}
+        failure = self._first_failure()
+        if failure is None:
+            return
+        smallest = sorted(self._failures, key=lambda failure: results[failure.case].elements)
+        if smallest:
+            passed = (
+                make_inputs(case, self.settings.seed, operator=self.operator)
+                for case in self._cases
+                if case.name in results
+                and results[case.name].status == "passed"
+                and output_elements(self.operator, case.sizes) <= DIAGNOSED_ELEMENTS
+            )
+            self._diagnosis = diagnose(
+                self.operator,
+                smallest[:_DIAGNOSED_CASES],
+                contract=self.settings.contract,
+                passed=islice(passed, _DIAGNOSED_CASES),
+            )
+        if self.settings.domain.name == "general":
+            judged = [
+                (case, results[case.name].status) for case in self._cases if case.name in results
+            ]
+            self._claim = claim_hint(self.operator, judged)
 
     def _judge_alone(self, source: _Isolated) -> None:
         """Judge the first failure again, alone in a fresh process: its command is to repeat it.
@@ -552,7 +593,7 @@ class _Run:
             return
         source.close()
         case = next(case for case in self._cases if case.name == failure.name)
-        alone = self._judge_case(source, case)
+        alone = self._judge_case(source, case).result
         if alone.status in ("passed", "empty_ok"):
             self._recurs = False
             self._remarks.append(
@@ -588,21 +629,16 @@ class _Run:
         elif any(case.dtype == "bfloat16" for case in self._cases):
             raise DeviceUnavailable(f"{report.reason} Use another version of Triton, or a GPU.")
 
-    def _skip(self, case: Case) -> CaseResult | None:
+    def _skip(self, case: Case) -> Tried | None:
         if case.needs_gpu and self.device != "cuda":
-            return CaseResult(
-                **describe(case),
-                status="not_run",
-                detail="it needs a GPU: its tensors take gigabytes",
-            )
+            return _not_run(case, "it needs a GPU: its tensors take gigabytes")
         if case.name in self._named or not self._slow(case, INTERPRETER_ELEMENTS):
             return None
         elements = output_elements(self.operator, case.sizes)
-        return CaseResult(
-            **describe(case),
-            status="not_run",
-            detail=f"{elements:,} output elements are more than the {INTERPRETER_ELEMENTS:,} that"
-            " the interpreter is given; name the case to run it all the same, or use a GPU",
+        return _not_run(
+            case,
+            f"{elements:,} output elements are more than the {INTERPRETER_ELEMENTS:,} that the"
+            " interpreter is given; name the case to run it all the same, or use a GPU",
         )
 
     def _slow(self, case: Case, elements: int) -> bool:
@@ -611,7 +647,7 @@ class _Run:
             return False
         return output_elements(self.operator, case.sizes) > elements
 
-    def _judge_case(self, source: _Isolated | _Local, case: Case) -> CaseResult:
+    def _judge_case(self, source: _Isolated | _Local, case: Case) -> Tried:
         started = time.monotonic()
         settings = self.settings
         called = any(result.status != "not_run" for result in self._results)
@@ -625,10 +661,10 @@ class _Run:
             twice=case.name in self._guarded and not self._slow(case, INTERPRETER_TWICE),
         )
         try:
-            result = try_case(self.operator, case, source, terms)
+            tried = try_case(self.operator, case, source, terms)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not lose other cases
-            result = _judge_error(case, error)
-        return replace(result, seconds=time.monotonic() - started)
+            tried = Tried(_judge_error(case, error))
+        return replace(tried, result=replace(tried.result, seconds=time.monotonic() - started))
 
     def verdict(self, started: float, interrupted: bool = False) -> Verdict:
         """Return the verdict on the cases judged so far."""
@@ -654,6 +690,8 @@ class _Run:
             cases=tuple(self._results),
             remarks=tuple(self._remarks + self._coverage_remarks(interrupted)),
             environment=environment(),
+            diagnosis=self._diagnosis,
+            claim=self._claim,
             reproduce=self._command(failure.name if failure and self._recurs else self._cases_text),
             seconds=time.monotonic() - started,
             interrupted=interrupted,
@@ -722,6 +760,10 @@ def _guarded(cases: Sequence[Case], operator: Operator) -> frozenset[str]:
         small = [case.name for case in by_size if case.group == group]
         names += small[:_GUARDED_SUITE_CASES]
     return frozenset(names)
+
+
+def _not_run(case: Case, reason: str) -> Tried:
+    return Tried(CaseResult(**describe(case), status="not_run", detail=reason))
 
 
 def _judge_error(case: Case, error: Exception) -> CaseResult:

@@ -334,7 +334,7 @@ def test_one_wrong_element_at_any_place_is_found_there_and_nowhere_else(
         outputs = dict(right)
         outputs[name] = right[name].clone()
         was = right[name][index]
-        outputs[name][index] = wrong = was.neg() if bool(was) else torch.ones_like(was)
+        outputs[name][index] = wrong = torch.full_like(was, 1e4)
         found = compare(operator, inputs, outputs, "stored_intermediates")
         assert found.status == "wrong_values"
         for region in found.regions:

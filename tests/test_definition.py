@@ -358,7 +358,10 @@ CONTRADICTIONS: Mapping[str, tuple[Callable[[], Operator], str]] = {
         with_probe(sizes={**SMALL_SIZES[FORWARD.id], "head_dim": 7}),
         r"case new .*head_dim .* is 7",
     ),
-    "a type the operator is not judged in": (with_probe(dtype="float16"), r"case new .*float16"),
+    "a type the operator is not judged in": (
+        lambda: replace(FORWARD, dtypes=("bfloat16",), general_probes=(a_case(dtype="float16"),)),
+        r"case new .*float16",
+    ),
     "a layout of no input": (
         with_probe(layouts={"positions": Layout(offset=1)}),
         r"case new .*positions",
@@ -404,7 +407,7 @@ def test_cases_are_probes_first_and_an_unknown_one_is_refused_with_those_there_a
     operator: Operator,
 ) -> None:
     (suite,) = operator.suites
-    assert operator.cases == (*operator.probes, *suite.cases)
+    assert operator.cases == (*operator.probes, *suite.cases, *operator.large)
     for case in operator.cases:
         assert operator.case(case.name) is case
     with pytest.raises(KeyError, match=r"no case 'no-such'; it has keep, turn, .*suite-16"):
@@ -412,9 +415,14 @@ def test_cases_are_probes_first_and_an_unknown_one_is_refused_with_those_there_a
 
 
 def test_operators_are_found_by_id_and_an_unknown_one_is_refused_with_those_there_are() -> None:
-    assert list(all_operators()) == ["kv_rope.concat.forward", "kv_rope.static.backward"]
+    assert list(all_operators()) == [
+        "kv_rope.concat.backward",
+        "kv_rope.concat.forward",
+        "kv_rope.static.backward",
+        "kv_rope.static.forward",
+    ]
     assert find_operator("kv_rope.concat.forward") is oracle.find_operator("kv_rope.concat.forward")
-    with pytest.raises(UnknownOperator, match=r"'kv_rope'; there are kv_rope.concat.forward, kv_"):
+    with pytest.raises(UnknownOperator, match=r"'kv_rope'; there are kv_rope.concat.backward, kv_"):
         find_operator("kv_rope")
 
 
@@ -464,3 +472,16 @@ def test_a_case_may_broadcast_an_input_that_may() -> None:
     batch = case.sizes["batch_size"]
     assert shapes["cos"] == (1, *shapes["sin"][1:])
     assert shapes["sin"][0] == batch != 1
+
+
+def test_a_size_that_only_a_sum_tells_is_found() -> None:
+    operator = find_operator("kv_rope.concat.backward")
+    inputs = oracle.make_inputs(operator.case("random"))
+    sizes = operator.bind(inputs)
+    assert sizes["current_seq_len"] == sizes["updated_seq_len"] - sizes["new_seq_len"] > 0
+    inputs["grad_updated_key_cache"] = inputs["grad_updated_key_cache"][:, :, :1]
+    inputs["grad_updated_value_cache"] = inputs["grad_updated_value_cache"][:, :, :1]
+    with pytest.raises(
+        InvalidInput, match=r"updated_seq_len .* is 1; it must be current_seq_len \(\?\) \+ new_seq"
+    ):
+        operator.bind(inputs)

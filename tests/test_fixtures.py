@@ -111,7 +111,7 @@ def test_the_manifest_holds_every_case_with_every_element_certified() -> None:
     manifest = json.loads((FIXTURES / "manifest.json").read_text())
     for operator in oracle.all_operators().values():
         entries = manifest["cases"][operator.id]
-        assert set(entries) == {case.name for case in operator.cases}
+        assert set(entries) == {case.name for case in operator.cases if not case.needs_gpu}
         assert all(entry["certified"] == entry["elements"] > 0 for entry in entries.values())
 
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracle.patterns import codes, decode, every_pattern, scaled, specials
+from oracle.patterns import codes, decode, every_pattern, scaled, signalling_nans, specials
 from oracle.rounding import format_of
 from tests import rational
 from tests.rational import power_of_two, round_to_bits
@@ -55,14 +55,52 @@ def test_codes_that_start_elsewhere_continue_the_same_sequence(dtype: str) -> No
     assert codes((0, 4), dtype).shape == (0, 4)
 
 
-@given(start=st.integers(0, 2**20), step=st.integers(0, 2**15).map(lambda half: 2 * half + 1))
+odd = st.integers(0, 2**15).map(lambda half: 2 * half + 1)
+
+
+@every_16_bit_dtype
+@settings(max_examples=20)
+@given(start=st.integers(0, 2**20), step=odd)
 def test_every_pattern_visits_all_65536_patterns_from_any_start_with_any_odd_step(
-    start: int, step: int
+    dtype: str, start: int, step: int
 ) -> None:
-    patterns = every_pattern((2, 32768), start, step)
+    patterns = every_pattern((2, 32768), dtype, start, step)
     assert patterns.dtype == np.uint16
     assert np.unique(patterns).size == 65536
     assert patterns[0, 0] == start % 65536
+
+
+@settings(max_examples=20)
+@given(start=st.integers(0, 2**20), step=odd)
+def test_every_pattern_visits_all_upper_halves_of_float32_and_both_zeros_and_infinities(
+    start: int, step: int
+) -> None:
+    patterns = every_pattern((2, 32768), "float32", start, step)
+    assert patterns.dtype == np.uint32
+    assert np.unique(patterns >> 16).size == 65536
+    assert np.unique(patterns & 0xFFFF).size > 65500
+    assert {0, 0x80000000, 0x7F800000, 0xFF800000} <= set(patterns.reshape(-1).tolist())
+    assert patterns[0, 0] >> 16 == start % 65536
+
+
+@every_dtype
+def test_signalling_nans_are_nans_without_the_quiet_bit_of_running_payloads_and_both_signs(
+    dtype: str,
+) -> None:
+    form = FORMS[dtype]
+    numbers = signalling_nans((5, 400), dtype)
+    assert numbers.dtype == np.dtype(f"u{format_of(dtype).width}")
+    quiet = 1 << (form.precision - 2)
+    for bits in numbers.reshape(-1).tolist():
+        assert rational.decode(bits, form) == "nan"
+        assert bits & quiet == 0
+    signs = (numbers >> (form.width - 1)).astype(int).reshape(-1)
+    assert set(signs.tolist()) == {0, 1}
+    payloads = numbers.astype(np.int64) & (quiet - 1)
+    assert np.unique(payloads).size == min(2000, quiet - 1)
+    continued = signalling_nans((10,), dtype, start=7)
+    assert np.array_equal(continued, numbers.reshape(-1)[7:17])
+    assert signalling_nans((0, 3), dtype).shape == (0, 3)
 
 
 @every_dtype

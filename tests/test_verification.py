@@ -440,11 +440,11 @@ def test_a_fault_of_the_judge_is_its_own_and_loses_no_case(
     compare = trial.compare
     calls = []
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **settings: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 1:
             raise ZeroDivisionError("planted")
-        return compare(*arguments)
+        return compare(*arguments, **settings)
 
     monkeypatch.setattr(trial, "compare", failing)
     verdict = oracle.verify(

@@ -20,8 +20,9 @@ FEWEST_PASSED = 2
 FAILED_SHARE = 0.5
 """Of the cases that do not meet a claim, so many at least must have failed."""
 
-_MOST_SIZES = 2
-"""More sizes than this of an axis that every case varies would be claimed by chance."""
+FEWEST_OF_ONE_SIZE = 3
+"""One size of an axis that every case varies is claimed only if so many cases passed with it, and
+all others failed: more would be claimed by chance."""
 
 Value = int | str
 
@@ -33,12 +34,10 @@ class _Property:
     Attributes:
         name: as written after ``--where``.
         of: the value of a case.
-        most: the most values that may be claimed.
     """
 
     name: str
     of: Callable[[Case], Value]
-    most: int
 
 
 @dataclass(frozen=True)
@@ -66,48 +65,60 @@ def claim_hint(operator: Operator, results: Sequence[tuple[Case, str]]) -> str:
 
     Returns:
         One sentence with the claims as written after ``--where``: about one property if there is
-        such a claim, else about two; of several, the one that most passed cases meet. Empty where
-        there is none.
+        such a claim, else about two, else about one size of another axis; of several, the one that
+        most passed cases meet. Empty where there is none.
     """
     passed = [case for case, status in results if status == "passed"]
     failed = [case for case, status in results if status not in ("passed", "empty_ok", "not_run")]
-    properties = _properties(operator)
+    found = _claims(operator, passed, failed)
+    if not found:
+        return ""
+    best = max(found, key=lambda claim: (_met(claim, passed), -len(str(claim))))
+    met = _met(best, passed)
+    others = len(passed) + len(failed) - met
+    return (
+        f"All {met} cases with {best} passed, and {len(failed)} of the {others} others failed: it"
+        f" meets the contract under --where {best}."
+    )
+
+
+def _claims(operator: Operator, passed: Sequence[Case], failed: Sequence[Case]) -> list[_Claim]:
+    """Return the claims of the simplest kind that there are."""
+    varied = _varied_properties(operator)
     for count in (1, 2):
         found = [
             claim
-            for chosen in combinations(properties, count)
+            for chosen in combinations(varied, count)
             for claim in _sound_claims(chosen, passed, failed)
             if _is_telling(claim, passed, failed)
         ]
         if found:
-            best = max(found, key=lambda claim: (_met(claim, passed), -len(str(claim))))
-            return (
-                f"All {_met(best, passed)} cases with {best} passed, and {len(failed)} of the"
-                f" {len(passed) + len(failed) - _met(best, passed)} others failed: it meets the"
-                f" contract under --where {best}."
-            )
-    return ""
-
-
-def _properties(operator: Operator) -> tuple[_Property, ...]:
-    """Return what claims can be about; axes that the general domain varies may have many sizes."""
+            return found
     free = [axis.name for axis in operator.axes if not axis.sum_of]
+    return [
+        claim
+        for axis in free
+        if axis not in operator.variety
+        for claim in _sound_claims((_Property(axis, _size_of(axis)),), passed, failed)
+        if _is_of_one_size(claim, passed)
+    ]
 
-    def size_of(axis: str) -> Callable[[Case], Value]:
-        return lambda case: case.sizes[axis]
+
+def _varied_properties(operator: Operator) -> tuple[_Property, ...]:
+    """Return what the general domain varies deliberately."""
 
     def layout_of(case: Case) -> Value:
         return "contiguous" if has_contiguous_inputs(operator, case) else "strided"
 
-    axes = [
-        _Property(axis, size_of(axis), 99 if axis in operator.variety else _MOST_SIZES)
-        for axis in free
-    ]
     return (
-        *axes,
-        _Property("dtype", lambda case: case.dtype, 99),
-        _Property("layout", layout_of, 1),
+        *(_Property(axis, _size_of(axis)) for axis in operator.variety),
+        _Property("dtype", lambda case: case.dtype),
+        _Property("layout", layout_of),
     )
+
+
+def _size_of(axis: str) -> Callable[[Case], Value]:
+    return lambda case: case.sizes[axis]
 
 
 def _sound_claims(
@@ -146,11 +157,9 @@ def _good(
 
 
 def _limited(values: tuple[tuple[_Property, frozenset[Value]], ...]) -> Iterator[_Claim]:
-    """Yield the claim if it claims something, and no more than a claim may; nothing strided."""
-    for prop, allowed in values:
-        if not 0 < len(allowed) <= prop.most or "strided" in allowed:
-            return
-    yield _Claim(values)
+    """Yield the claim if it claims something; that inputs are strided is no claim."""
+    if all(allowed and "strided" not in allowed for _, allowed in values):
+        yield _Claim(values)
 
 
 def _is_telling(claim: _Claim, passed: Sequence[Case], failed: Sequence[Case]) -> bool:
@@ -158,6 +167,12 @@ def _is_telling(claim: _Claim, passed: Sequence[Case], failed: Sequence[Case]) -
     met = _met(claim, passed)
     others = len(passed) - met + len(failed)
     return met >= FEWEST_PASSED and len(failed) >= FAILED_SHARE * others > 0
+
+
+def _is_of_one_size(claim: _Claim, passed: Sequence[Case]) -> bool:
+    """Whether a claim names one size, with which all passed cases passed."""
+    ((_, sizes),) = claim.values
+    return len(sizes) == 1 and _met(claim, passed) == len(passed) >= FEWEST_OF_ONE_SIZE
 
 
 def _met(claim: _Claim, cases: Sequence[Case]) -> int:

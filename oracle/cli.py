@@ -262,6 +262,12 @@ def env(json_target: str | None) -> int:
     help="Seconds that a call may take.",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop at the first case that fails.")
+@click.option(
+    "--diagnosis/--no-diagnosis",
+    "diagnose",
+    default=True,
+    help="Whether to name the fault behind a failure: about half a second.",
+)
 @_json_option
 @_verbose_option
 @_quiet_option

@@ -30,22 +30,26 @@ from .definition import Case, Operator
 from .diagnosis import (
     Catalogue,
     Matching,
-    Tensors,
     combine,
     compare_outputs,
     compute_variant,
     conclude,
-    failing_outputs,
-    judge_elements,
+    is_ambiguous,
     match_variants,
 )
+from .elements import Tensors, judge_elements
 from .inputs import make_inputs
 from .rounding import format_of
+from .structure import failing_outputs
 
 Outcome = Literal["caught", "missed", "within_contract", "unchanged"]
 
+_WRONG: tuple[Outcome, ...] = ("caught", "missed")
+
 Progress = Callable[[int, int, str], None]
 """``on_step(done, total, name)``: so many of the steps are done, the last one on ``name``."""
+
+_MOST_DIAGNOSED = 3
 
 _EARLIER_SEED = 1 << 40
 """What is added to a seed for the earlier call whose outputs stale rows hold."""
@@ -167,8 +171,13 @@ class Detection:
 
     @property
     def kinds(self) -> tuple[VariantDetection, ...]:
-        """The wrong variants that are kinds of their own and change anything."""
-        return tuple(v for v in self.variants if not v.same_as and v.outcome != "unchanged")
+        """The wrong variants that are kinds of their own and are wrong in these cases."""
+        return tuple(v for v in self.variants if not v.same_as and v.outcome in _WRONG)
+
+    @property
+    def unexposed(self) -> tuple[VariantDetection, ...]:
+        """The wrong variants that are right, or within the contract, in all of these cases."""
+        return tuple(v for v in self.variants if v.outcome not in _WRONG)
 
     @property
     def caught(self) -> int:
@@ -192,7 +201,7 @@ class Detection:
 
     @property
     def complete(self) -> bool:
-        """Whether all kinds and corruptions beyond the contract were caught, and nothing else."""
+        """Whether all that is wrong in these cases was caught, and nothing else."""
         return (
             self.caught == len(self.kinds)
             and not any(corruption.outcome == "missed" for corruption in self.corruptions)
@@ -204,7 +213,7 @@ class Detection:
         totals = ("caught", "named", "roughly_named", "false_alarms", "complete")
         return (
             asdict(self)
-            | {"kinds": len(self.kinds)}
+            | {"kinds": len(self.kinds), "unexposed": len(self.unexposed)}
             | {name: getattr(self, name) for name in totals}
         )
 
@@ -249,14 +258,14 @@ def detect(
         seeds: of the inputs for wrong variants and corruptions.
         legal_seeds: of the inputs for legal variants; ``seeds`` by default.
         contract: the contract of the comparisons.
-        diagnosed: how many failing inputs of a wrong variant its diagnosis may look at, 0 for no
-            diagnosis.
+        diagnosed: how many failing inputs of a wrong variant its diagnosis looks at, up to three
+            times as many where several variants fit; 0 for no diagnosis.
         on_step: called after each step.
 
     Returns:
         The data; the same arguments give the same data.
     """
-    run = _Run(operator, contract, diagnosed)
+    run = _Run(operator, cases, contract, diagnosed)
     legal_seeds = tuple(seeds if legal_seeds is None else legal_seeds)
     every = tuple(dict.fromkeys((*seeds, *legal_seeds)))
     per_case = len(seeds) * (len(run.wrong) + len(run.corruptions)) + len(legal_seeds) * len(
@@ -319,8 +328,11 @@ class _Trial:
 class _Run:
     """The records of all that is tried."""
 
-    def __init__(self, operator: Operator, contract: Contract, diagnosed: int) -> None:
+    def __init__(
+        self, operator: Operator, cases: Sequence[Case], contract: Contract, diagnosed: int
+    ) -> None:
         self._operator, self._contract, self._diagnosed = operator, contract, diagnosed
+        self._cases = [case.name for case in cases]
         self.wrong = tuple(variant for variant in operator.variants if not variant.legal)
         self.legal = tuple(variant for variant in operator.variants if variant.legal)
         self.corruptions = corruptions(operator)
@@ -407,7 +419,15 @@ class _Run:
 
     def _wants(self, record: _Record) -> bool:
         """Whether the diagnosis of a variant may look at further inputs."""
-        return min(len(record.exact), len(record.rough)) < self._diagnosed
+        return self._unsure(record.exact) or self._unsure(record.rough)
+
+    def _unsure(self, matchings: Sequence[Matching]) -> bool:
+        """Whether a diagnosis needs another failing input: too few, or several variants fit."""
+        if len(matchings) < self._diagnosed:
+            return True
+        return len(matchings) < _MOST_DIAGNOSED * self._diagnosed and is_ambiguous(
+            combine(matchings)
+        )
 
     def _diagnose(
         self,
@@ -418,9 +438,9 @@ class _Run:
         catalogue: Catalogue,
     ) -> None:
         """Match the variants with the outputs as they are, and as rounded otherwise."""
-        if len(record.exact) < self._diagnosed:
+        if self._unsure(record.exact):
             record.exact.append(self._match(trial, outputs, comparison, catalogue))
-        if len(record.rough) < self._diagnosed:
+        if self._unsure(record.rough):
             rough = rounded_otherwise(
                 self._operator, trial.inputs, outputs, trial.seed, self._contract
             )
@@ -450,7 +470,7 @@ class _Run:
         results = []
         for variant in self.wrong:
             record = self._of_wrong[variant.name]
-            named, roughly = _name(record.exact), _name(record.rough)
+            named, roughly = self._name(record, record.exact), self._name(record, record.rough)
             own = family[variant.name]
             results.append(
                 VariantDetection(
@@ -467,6 +487,23 @@ class _Run:
                 )
             )
         return tuple(results)
+
+    def _name(self, record: _Record, matchings: Sequence[Matching]) -> str:
+        """Return the name that the diagnosis of a variant's failing inputs gives.
+
+        As in :func:`oracle.diagnosis.diagnose`, some cases that passed rule out variants that
+        would have failed there.
+        """
+        whole = combine(matchings)
+        if is_ambiguous(whole):
+            passed = [name for name in self._cases if name not in record.caught_in]
+            standing = [
+                match
+                for match in whole
+                if not set(passed[: self._diagnosed]) & set(self._of_wrong[match.variant].caught_in)
+            ]
+            whole = tuple(standing) or whole
+        return conclude(matchings, whole, "").name if matchings else ""
 
     def corruption_results(self) -> tuple[CorruptionDetection, ...]:
         """Return what became of the corruptions."""
@@ -493,11 +530,6 @@ def _corruption_result(corruption: Corruption, record: _Record) -> CorruptionDet
     return CorruptionDetection(
         corruption.name, corruption.description, record.outcome, record.first
     )
-
-
-def _name(matchings: Sequence[Matching]) -> str:
-    """Return the name that the diagnosis of these cases gives."""
-    return conclude(matchings, combine(matchings), "").name if matchings else ""
 
 
 def _catch(trial: _Trial, comparison: Comparison) -> Catch:

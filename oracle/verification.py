@@ -164,6 +164,7 @@ def verify(
     timeout: float = 60.0,
     isolate: bool = True,
     fail_fast: bool = False,
+    diagnose: bool = True,
     on_case: OnCase | None = None,
 ) -> Verdict:
     """Judge one candidate.
@@ -191,6 +192,9 @@ def verify(
         isolate: run the candidate in a process of its own. Without isolation there is no time
             limit, and a crash takes the caller along.
         fail_fast: stop at the first case that fails.
+        diagnose: compare what failed with the operator's known faults, and judge the first failure
+            once more alone; about half a second that a program which only wants to know whether a
+            candidate passes can save.
         on_case: called after every case with its result, how many are done, and how many there are.
 
     Returns:
@@ -214,6 +218,7 @@ def verify(
         timeout=timeout,
         isolate=isolate,
         fail_fast=fail_fast,
+        diagnose=diagnose,
         on_case=on_case,
     ) as judge:
         return judge.verify(candidate)
@@ -244,6 +249,7 @@ class Judge:
         timeout: float = 60.0,
         isolate: bool = True,
         fail_fast: bool = False,
+        diagnose: bool = True,
         on_case: OnCase | None = None,
     ) -> None:
         self.operator = find_operator(operator) if isinstance(operator, str) else operator
@@ -254,10 +260,13 @@ class Judge:
         self.cases = select_cases(self.operator, cases, self.domain)
         self._named = _named_cases(cases)
         self._cases_text = ",".join(_case_words(cases))
-        self._settings = _Settings(style, contract, self.domain, seed, timeout, isolate, fail_fast)
+        self._settings = _Settings(
+            style, contract, self.domain, seed, timeout, isolate, fail_fast, diagnose
+        )
         self._device = device
         self._on_case = on_case
         self._servers: dict[Device, WorkerServer] = {}
+        self._triton: dict[str, bool] = {}
 
     def __enter__(self) -> Self:
         """Return the judge."""
@@ -323,9 +332,9 @@ class Judge:
         # The device decides what is asked of the candidate, so it comes first.
         run.device = choose_device(self._device, triton_candidate=False)
         reference = parse_candidate(candidate)
-        triton = uses_triton(reference)
-        run.device = choose_device(self._device, triton)
-        if triton and run.device == "cpu":
+        if self._device is None:
+            run.device = choose_device(None, uses_triton(reference))
+        elif run.device == "cpu" and self._names_triton(reference):
             run.remark(
                 "this candidate uses Triton, whose kernels do not run on a CPU: to judge those, use"
                 " the device 'interpreter', or 'cuda' where there is a GPU"
@@ -335,6 +344,12 @@ class Judge:
             yield source
         finally:
             source.close()
+
+    def _names_triton(self, reference: CandidateReference) -> bool:
+        """Whether a candidate uses Triton; only a remark depends on it, so files are read once."""
+        if reference.location not in self._triton:
+            self._triton[reference.location] = uses_triton(reference)
+        return self._triton[reference.location]
 
     def _server(self, device: Device) -> WorkerServer:
         if device not in self._servers:
@@ -353,6 +368,7 @@ class _Settings:
     timeout: float
     isolate: bool
     fail_fast: bool
+    diagnose: bool
 
 
 def _read_domain(operator: Operator, domain: str, where: Mapping[str, object] | None) -> Domain:
@@ -543,16 +559,17 @@ class _Run:
             tried = self._skip(case) or self._judge_case(source, case)
             result = tried.result
             self._results.append(result)
-            if tried.failure is not None:
+            if tried.failure is not None and self.settings.diagnose:
                 self._failures.append(tried.failure)
             if self._on_case is not None:
                 self._on_case(result, len(self._results), len(self._cases))
             if self.settings.fail_fast and result.status not in ("passed", "empty_ok", "not_run"):
                 self._remarks.append(f"stopped after {result.name}, as fail-fast was asked for")
                 break
-        self._diagnose()
-        if isinstance(source, _Isolated):
-            self._judge_alone(source)
+        if self.settings.diagnose:
+            self._diagnose()
+            if isinstance(source, _Isolated):
+                self._judge_alone(source)
 
     def _diagnose(self) -> None:
         """Say which fault the smallest failing cases show, and what claim would rule it out."""

@@ -1,9 +1,10 @@
-"""Judge honest implementations on all cases, and write which grade each of them gets.
+r"""Judge honest implementations on all cases, and write which grade each of them gets.
 
     python reports/grades.py --write reports/grades-cpu.json --device cpu
     python reports/grades.py --write reports/grades-h200.json --device cuda
+    python reports/grades.py --write reports/grades-large-h200.json --device cuda --cases large \\
+        --candidates eager
 
-On two CPU cores it takes about four minutes.
 Exit status 0: each passed with the grade expected or a tighter one, every element certified.
 """
 
@@ -19,20 +20,33 @@ import oracle
 from oracle.machine import environment
 from oracle.verdict import GRADES
 
-CANDIDATES = {
-    "kv_rope.concat.forward": {
-        "oracle.examples.eager:concat_forward": "stored_intermediates",
-        "tests.honest:forward_fp32": "single_rounding",
-        "tests.honest:forward_for_head_dim_128": "single_rounding",
-        "oracle.examples.certified:concat_forward": "correctly_rounded",
-    },
-    "kv_rope.static.backward": {
-        "oracle.examples.eager:static_backward": "stored_intermediates",
-        "tests.honest:backward_fp32": "single_rounding",
-        "tests.honest:backward_for_head_dim_128": "single_rounding",
-        "oracle.examples.certified:static_backward": "correctly_rounded",
-    },
+OPERATORS = (
+    "kv_rope.concat.forward",
+    "kv_rope.concat.backward",
+    "kv_rope.static.forward",
+    "kv_rope.static.backward",
+)
+
+EXPECTED = {
+    "eager": "stored_intermediates",
+    "single_rounding": "single_rounding",
+    "certified": "correctly_rounded",
 }
+"""The example modules, and the loosest grade that each may get."""
+
+FOR_HEAD_DIM_128 = {
+    "kv_rope.concat.forward": "tests.honest:forward_for_head_dim_128",
+    "kv_rope.static.backward": "tests.honest:backward_for_head_dim_128",
+}
+
+
+def candidates(operator: str, modules: list[str]) -> dict[str, str]:
+    """Return the candidates of an operator, with the loosest grade each may get."""
+    function = "_".join(operator.split(".")[1:])
+    chosen = {f"oracle.examples.{name}:{function}": EXPECTED[name] for name in modules}
+    if operator in FOR_HEAD_DIM_128 and "single_rounding" in modules:
+        chosen[FOR_HEAD_DIM_128[operator]] = "single_rounding"
+    return chosen
 
 
 def main() -> int:
@@ -40,15 +54,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Which grade do honest implementations get?")
     parser.add_argument("--write", metavar="FILE", required=True, help="where the grades go")
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    parser.add_argument("--cases", default="all", help="which cases; all by default")
+    parser.add_argument("--cases", default="probes,suite", help="which; probes,suite by default")
+    parser.add_argument("--domain", choices=["official", "general"], default="official")
+    parser.add_argument(
+        "--candidates", default=",".join(EXPECTED), help=f"some of {','.join(EXPECTED)}"
+    )
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     rows: list[dict[str, Any]] = []
     good = True
-    for operator, candidates in CANDIDATES.items():
-        settings: dict[str, Any] = {"cases": arguments.cases, "device": arguments.device}
+    settings: dict[str, Any] = {
+        name: getattr(arguments, name) for name in ("cases", "device", "domain")
+    }
+    for operator in OPERATORS:
+        chosen = candidates(operator, arguments.candidates.split(","))
         with oracle.Judge(operator, **settings, timeout=120.0) as judge:
-            for candidate, expected in candidates.items():
+            for candidate, expected in chosen.items():
                 verdict = judge.verify(candidate)
                 print(verdict.summary(), f"in {verdict.seconds:.0f} s", flush=True)
                 good &= _is_good(verdict, expected)
@@ -69,6 +90,9 @@ def _row(verdict: oracle.Verdict, expected: str) -> dict[str, Any]:
         "operator": verdict.operator,
         "candidate": verdict.candidate,
         "device": verdict.device,
+        "domain": verdict.domain,
+        "cases_asked": verdict.reproduce.partition("--cases ")[2].partition(" ")[0],
+        "rounding": verdict.rounding,
         "status": verdict.status,
         "grade": verdict.grade,
         "expected_at_least": expected,

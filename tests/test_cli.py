@@ -282,6 +282,7 @@ def test_the_defaults_are_those_of_the_design(fake: FakeJudge) -> None:
         "seed": 0,
         "timeout": 60.0,
         "fail_fast": False,
+        "diagnose": True,
     }
 
 

@@ -15,7 +15,7 @@ from oracle import detection as module
 from oracle.comparison import compare
 from oracle.definition import Case, Operator, Variant
 from oracle.detection import Detection, detect, rounded_otherwise
-from oracle.diagnosis import judge_elements
+from oracle.elements import judge_elements
 from oracle.inputs import make_inputs
 from oracle.operators import find_operator
 from tests.other_family import ID, OPERATOR
@@ -98,12 +98,8 @@ def test_a_wrong_variant_is_caught_by_the_first_case_and_named(detected: Detecti
 def test_variants_with_equal_outputs_everywhere_count_once(detected: Detection) -> None:
     assert variant(detected, "minus-second").same_as == "difference"
     assert variant(detected, "minus-second").named_rightly
-    assert [one.name for one in detected.kinds] == [
-        "difference",
-        "first-only",
-        "truncated",
-        "stored-but-called-wrong",
-    ]
+    assert [one.name for one in detected.kinds] == ["difference", "first-only", "truncated"]
+    assert [one.name for one in detected.unexposed] == ["wide-only", "stored-but-called-wrong"]
 
 
 def test_truncation_is_caught_by_elements_and_by_name(detected: Detection) -> None:
@@ -123,7 +119,6 @@ def test_a_variant_within_the_contract_is_told_from_one_that_is_missed(
 ) -> None:
     one = variant(detected, "stored-but-called-wrong")
     assert (one.outcome, one.first) == ("within_contract", None)
-    assert not detected.complete
     strict = detect(BLEND, CASES[:1], contract="single_rounding")
     assert variant(strict, "stored-but-called-wrong").outcome == "caught"
 
@@ -138,6 +133,7 @@ def test_legal_variants_are_accepted_on_every_seed_and_false_alarms_are_told(
     assert by_name["stored"].changed == 8
     assert len(by_name["doubled"].rejected) == 8
     assert detected.false_alarms == 1
+    assert not detected.complete
 
 
 def test_totals_and_outcomes_add_up(detected: Detection) -> None:
@@ -206,7 +202,7 @@ def test_the_data_are_plain_json_and_the_same_every_time(detected: Detection) ->
     text = json.dumps(data, allow_nan=False)
     again = detect(BLEND, CASES, (0, 1), legal_seeds=range(4)).to_dict()
     assert json.dumps(again, allow_nan=False) == text
-    assert (data["kinds"], data["caught"], data["named"]) == (4, 3, 3)
+    assert (data["kinds"], data["caught"], data["named"], data["unexposed"]) == (3, 3, 3, 2)
     assert data["variants"][0]["first"]["case"] == "small"
 
 
@@ -224,6 +220,18 @@ def test_steps_are_told_up_to_the_total() -> None:
     assert [done for done, _, _ in told] == list(range(1, total + 1))
     assert {all_of for _, all_of, _ in told} == {total}
     assert "difference" in {name for _, _, name in told}
+
+
+def test_a_case_that_passes_tells_apart_faults_that_are_alike_where_they_fail() -> None:
+    narrow = blend("a-narrow-only", lambda a, b: a - b if a.shape[1] < 30 else a + b)
+    both = replace(BLEND, variants=(VARIANTS[0], narrow))
+    alike = detect(both, CASES[:1])
+    assert variant(alike, "a-narrow-only").same_as == "difference"
+    apart = detect(both, CASES)
+    assert [(one.named, one.same_as) for one in apart.variants] == [
+        ("difference", ""),
+        ("a-narrow-only", ""),
+    ]
 
 
 def test_without_diagnosis_nothing_is_named() -> None:
@@ -278,7 +286,7 @@ def test_every_corruption_that_changes_anything_beyond_the_contract_is_caught(
     for one in detection.corruptions:
         by_outcome.setdefault(one.outcome, set()).add(one.name)
     assert set(by_outcome) <= {"caught", "unchanged", "within_contract"}
-    # These sizes have a single tile of most widths, and the last row of a cache may be a zeroed one.
+    # Of most widths these sizes have a single tile, and a cache's last row may be a zeroed one.
     assert all(
         ".last-tile-" in name or "_cache_input.max_seq_len.last-" in name
         for name in by_outcome["unchanged"]

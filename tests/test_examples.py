@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import oracle
 from tests.triton_process import Kernel, Tensors, call_triton, compile_for_sm90
 
 Results = dict[str, list[Tensors]]
@@ -209,3 +210,18 @@ def test_the_examples_compile_ahead_of_time_without_spills() -> None:
         kernels.append(Kernel(f"oracle.examples.{backward}:_static_backward_kernel", types, sizes))
     for kernel, used in zip(kernels, compile_for_sm90(kernels), strict=True):
         assert (used.stack_bytes, used.local_bytes) == (0, 0), kernel.name
+
+
+@pytest.mark.parametrize("device", ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_copy_through_float32_is_judged_alike_in_the_interpreter_and_on_a_gpu(
+    device: str,
+) -> None:
+    verdict = oracle.verify(
+        "tests/hostile/copies_through_float32.py:concat_forward",
+        "kv_rope.concat.forward",
+        cases="special-copies",
+        device=device,
+    )
+    assert verdict.status == "wrong_values"
+    wrong = {region.output for region in verdict.cases[0].regions if not region.passed}
+    assert wrong == {"updated_value_cache"}

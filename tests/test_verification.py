@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import re
-from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,9 @@ import pytest
 import torch
 
 import oracle
-from oracle.definition import Case, Operator
-from oracle.rounding import format_of
-from oracle.verdict import GRADES, CaseResult, Element, RegionResult
-from oracle.verification import Interrupted, Judge, UsageError, select_cases
-from tests import rational
-from tests.honest import HONEST, HonestKernel
+from oracle.verdict import CaseResult
+from oracle.verification import Interrupted, UsageError, select_cases
 from tests.wrong import concat_forward, static_backward
-from tests.wrong.catalogue import WrongKernel
 
 FORWARD = "kv_rope.concat.forward"
 BACKWARD = "kv_rope.static.backward"
@@ -29,34 +21,7 @@ MODULES = {FORWARD: concat_forward, BACKWARD: static_backward}
 WRONG = [(operator, kernel) for operator, module in MODULES.items() for kernel in module.WRONG]
 
 
-@pytest.fixture(scope="module")
-def judges() -> Iterator[dict[tuple[str, str], Judge]]:
-    """A judge for each operator and style; each keeps one server process for all tests."""
-    made: dict[tuple[str, str], Judge] = {}
-    try:
-        for operator in MODULES:
-            for style in ("return", "out"):
-                made[operator, style] = Judge(
-                    operator, cases="probes", style=style, device="cpu", fail_fast=True
-                )
-        yield made
-    finally:
-        for judge in made.values():
-            judge.close()
-
-
 # Honest kernels.
-
-
-@pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
-def test_an_honest_kernel_passes_all_probes_with_its_grade(
-    judges: dict[tuple[str, str], Judge], kernel: HonestKernel
-) -> None:
-    verdict = judges[kernel.operator, kernel.style].verify(f"tests.honest:{kernel.name}")
-    assert verdict.passed, verdict.summary()
-    assert verdict.grade is not None
-    assert GRADES.index(verdict.grade) <= GRADES.index(kernel.grade)
-    assert verdict.certified == verdict.elements > 0
 
 
 @pytest.mark.parametrize(
@@ -71,7 +36,9 @@ def test_an_honest_kernel_passes_all_probes_with_its_grade(
 )
 def test_fp32_and_stored_products_both_pass_over_fifty_seeds(operator: str, name: str) -> None:
     function = getattr(importlib.import_module("tests.honest"), name)
-    cases = ["random", "cancellation"]
+    cases = ["one-token", "uneven-short", "cancellation"]
+    if operator == BACKWARD:
+        cases = ["shuffled", "cancellation", "head-cancellation"]
     for seed in range(50):
         verdict = oracle.verify(function, operator, cases=cases, seed=seed, isolate=False)
         assert verdict.passed, verdict.summary()
@@ -119,89 +86,6 @@ def test_eager_is_below_a_tighter_contract_and_says_so() -> None:
     region = verdict.cases[0].regions[1]
     assert region.grade == "stored_intermediates"
     assert "single_rounding" in verdict.detail
-
-
-# Wrong kernels.
-
-
-@pytest.mark.parametrize(
-    ("operator", "kernel"), WRONG, ids=[f"{op.split('.')[-1]}-{k.name}" for op, k in WRONG]
-)
-def test_a_wrong_kernel_is_rejected_for_the_right_reason_at_the_right_element(
-    judges: dict[tuple[str, str], Judge], operator: str, kernel: WrongKernel
-) -> None:
-    name = f"{MODULES[operator].__name__}:{kernel.name}"
-    verdict = judges[operator, kernel.style].verify(name)
-    assert not verdict.passed
-    assert verdict.status in kernel.status, verdict.summary()
-    if verdict.status == "call_violation":
-        assert verdict.violation in kernel.violations, verdict.summary()
-    if verdict.status in ("wrong_values", "below_contract"):
-        failure = verdict.first_failure
-        assert failure is not None
-        found = failure.first_wrong
-        assert found is not None
-        check_first_wrong(oracle.find_operator(operator), kernel, failure, *found)
-
-
-def check_first_wrong(
-    operator: Operator, kernel: WrongKernel, failure: CaseResult, region: RegionResult, it: Element
-) -> None:
-    """Check against rational arithmetic that the element is wrong and all before it are not."""
-    case = operator.case(failure.name)
-    second = re.search(r"on inputs of seed (\d+)", failure.detail)
-    seed = int(second.group(1)) if second else 0
-    inputs, true_outputs = truth_of(operator.id, case.name, seed)
-    outputs = run(operator, case, kernel, inputs)
-    exact = rational.exact_outputs(operator.id, list(inputs.values()))
-    for name, actual in outputs.items():
-        true = true_outputs[name]
-        bits = format_of(case.dtype).bits_dtype
-        differing = (actual.view(bits) != true.view(bits)).nonzero().tolist()
-        for place in map(tuple, differing):
-            if name == region.output and place >= it.index:
-                break
-            assert is_accepted(exact[name].element(place), actual[place]), (name, place)
-        if name == region.output:
-            assert not is_accepted(exact[name].element(it.index), actual[it.index])
-            assert it.got_bits == f"0x{int(actual.view(bits)[it.index]) & 0xFFFF:04x}"
-            return
-    pytest.fail(f"{region.output} is no output of {operator.id}")
-
-
-@cache
-def truth_of(
-    operator_id: str, case: str, seed: int
-) -> tuple[dict[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-    """The inputs and certified outputs of a case."""
-    operator = oracle.find_operator(operator_id)
-    inputs = oracle.make_inputs(operator.case(case), seed)
-    return inputs, oracle.truth(operator, inputs).outputs
-
-
-def run(
-    operator: Operator, case: Case, kernel: WrongKernel, inputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Call a kernel on fresh copies of the inputs."""
-    arguments = [tensor.clone() for tensor in inputs.values()]
-    if kernel.style == "out":
-        shapes = [operator.shape(spec, case.sizes) for spec in operator.outputs]
-        results: Any = [torch.full(shape, math.nan, dtype=torch.bfloat16) for shape in shapes]
-        kernel.function(*arguments, *results)
-    else:
-        results = kernel.function(*arguments)
-    return {spec.name: x for spec, x in zip(operator.outputs, results, strict=True)}
-
-
-def is_accepted(element: rational.Element, actual: torch.Tensor) -> bool:
-    """Whether rational arithmetic accepts a value for an element, by the default contract."""
-    (got,) = rational.bits_of(actual.reshape(1))
-    if element.region == "copied":
-        return got == element.bits
-    if element.region == "zeroed":
-        return got & 0x7FFF == 0
-    acceptance = rational.acceptance("stored_intermediates", element.terms, rational.BF16)
-    return acceptance.accepts(rational.decode(got, rational.BF16))
 
 
 # Bad input.

@@ -15,6 +15,16 @@ def concat_forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return _certified("kv_rope.concat.forward", inputs)
 
 
+def concat_backward(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Compute ``kv_rope.concat.backward``, correctly rounded."""
+    return _certified("kv_rope.concat.backward", inputs)
+
+
+def static_forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Compute ``kv_rope.static.forward``, correctly rounded."""
+    return _certified("kv_rope.static.forward", inputs)
+
+
 def static_backward(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Compute ``kv_rope.static.backward``, correctly rounded."""
     return _certified("kv_rope.static.backward", inputs)

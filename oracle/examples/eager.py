@@ -37,6 +37,43 @@ def concat_forward(
     )
 
 
+def concat_backward(
+    grad_updated_key_cache: torch.Tensor,
+    grad_updated_value_cache: torch.Tensor,
+    key_states: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Compute ``kv_rope.concat.backward``."""
+    old = grad_updated_key_cache.shape[2] - key_states.shape[2]
+    rows = grad_updated_key_cache[:, :, old:]
+    return (
+        rows * cos + rotate_half_transposed(rows * sin),
+        grad_updated_value_cache[:, :, old:].clone(memory_format=torch.contiguous_format),
+        (rows * key_states).sum(dim=1, keepdim=True),
+        (rows * rotate_half(key_states)).sum(dim=1, keepdim=True),
+        grad_updated_key_cache[:, :, :old].clone(memory_format=torch.contiguous_format),
+        grad_updated_value_cache[:, :, :old].clone(memory_format=torch.contiguous_format),
+    )
+
+
+def static_forward(
+    key_states: torch.Tensor,
+    value_states: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    cache_position: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``kv_rope.static.forward``."""
+    rotated = key_states * cos.unsqueeze(1) + rotate_half(key_states) * sin.unsqueeze(1)
+    return (
+        key_cache.index_copy(2, cache_position, rotated),
+        value_cache.index_copy(2, cache_position, value_states),
+    )
+
+
 def static_backward(
     grad_key_cache: torch.Tensor,
     grad_value_cache: torch.Tensor,

@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from .definition import Case as Case
     from .definition import InvalidInput as InvalidInput
     from .definition import Operator as Operator
+    from .gradients import GradientCheckFailed as GradientCheckFailed
+    from .gradients import GradientCheckInconclusive as GradientCheckInconclusive
+    from .gradients import GradientResult as GradientResult
+    from .gradients import NoiseFloor as NoiseFloor
+    from .gradients import Terms as Terms
+    from .gradients import check_adjoint as check_adjoint
+    from .gradients import check_operator_gradients as check_operator_gradients
+    from .gradients import check_operator_vjp as check_operator_vjp
+    from .gradients import check_vjp as check_vjp
+    from .gradients import gradcheck as gradcheck
+    from .gradients import gradgradcheck as gradgradcheck
+    from .gradients import numeric_jacobian as numeric_jacobian
+    from .gradients import numeric_jvp as numeric_jvp
     from .inputs import make_inputs as make_inputs
     from .operators import all_operators as all_operators
     from .operators import find_operator as find_operator
@@ -29,14 +42,27 @@ __version__ = "0.1.0"
 _HOME = {
     "BadCandidate": "candidate",
     "Case": "definition",
+    "GradientCheckFailed": "gradients",
+    "GradientCheckInconclusive": "gradients",
+    "GradientResult": "gradients",
     "InvalidInput": "definition",
     "Judge": "verification",
+    "NoiseFloor": "gradients",
     "Operator": "definition",
+    "Terms": "gradients",
     "Truth": "certified",
     "Verdict": "verdict",
     "all_operators": "operators",
+    "check_adjoint": "gradients",
+    "check_operator_gradients": "gradients",
+    "check_operator_vjp": "gradients",
+    "check_vjp": "gradients",
     "find_operator": "operators",
+    "gradcheck": "gradients",
+    "gradgradcheck": "gradients",
     "make_inputs": "inputs",
+    "numeric_jacobian": "gradients",
+    "numeric_jvp": "gradients",
     "truth": "certified",
     "verify": "verification",
 }
@@ -44,15 +70,28 @@ _HOME = {
 __all__ = [
     "BadCandidate",
     "Case",
+    "GradientCheckFailed",
+    "GradientCheckInconclusive",
+    "GradientResult",
     "InvalidInput",
     "Judge",
+    "NoiseFloor",
     "Operator",
+    "Terms",
     "Truth",
     "Verdict",
     "__version__",
     "all_operators",
+    "check_adjoint",
+    "check_operator_gradients",
+    "check_operator_vjp",
+    "check_vjp",
     "find_operator",
+    "gradcheck",
+    "gradgradcheck",
     "make_inputs",
+    "numeric_jacobian",
+    "numeric_jvp",
     "truth",
     "verify",
 ]

@@ -3,282 +3,254 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from fast.kv_rope import concat_forward, static_backward
-from tests.triton_process import Kernel, Tensors, call_triton, compile_for_sm90
+import oracle
+from fast import kv_rope
+from fast.registration import OPS
+from tests.triton_process import call_triton
 
-Results = dict[str, list[Tensors]]
+Tensors = tuple[torch.Tensor, ...]
 
-INT_OF_SIZE = {2: torch.int16, 4: torch.int32}
+DEVICES = ("torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu))
 
-# NaNs, quiet and signalling, of both signs; -0.0; the smallest subnormal; the infinities.
-SPECIAL_BITS = {
-    torch.bfloat16: (0x7FC1, 0x7F81, -0x7F, -0x8000, 0x0001, 0x7F80, -0x80),
-    torch.float16: (0x7E01, 0x7C01, -0x3FF, -0x8000, 0x0001, 0x7C00, -0x400),
-    torch.float32: (0x7FC00001, 0x7F800001, -0x7FFFFF, -(2**31), 1, 0x7F800000, -0x800000),
+# Sums that only the way by integers gets right
+
+
+def one_column(g: list[float], k: list[float], dtype: torch.dtype) -> Tensors:
+    """Inputs of ``concat_backward``, D = 2: the first column's head sum is that of ``g * k``."""
+    heads = len(g)
+    grad = torch.zeros(1, heads, 1, 2, dtype=dtype)
+    key = torch.zeros(1, heads, 1, 2, dtype=dtype)
+    grad[0, :, 0, 0], key[0, :, 0, 0] = torch.tensor(g), torch.tensor(k)
+    table = torch.zeros(1, 1, 1, 2, dtype=dtype)
+    return (grad, torch.zeros_like(grad), key, table, table)
+
+
+# bfloat16: 1 + 2^-8 is halfway between 1 and 1 + 2^-7. A term far below decides, once the larger
+# ones are gone; float64 loses it beside them.
+HARD_SUMS: dict[str, tuple[list[float], list[float], float]] = {
+    "just above a tie": (
+        [2.0**100, -(2.0**100), 1.0, 2.0**-8, 2.0**-60, 2.0**-120],
+        [1.0, 1.0, 1.0, 1.0, 2.0**-60, 2.0**-120],
+        1 + 2.0**-7,
+    ),
+    "just below a tie": (
+        [2.0**100, -(2.0**100), 1.0, 2.0**-8, 2.0**-60, -(2.0**-60)],
+        [1.0, 1.0, 1.0, 1.0, 2.0**-60, 2.0**-59],
+        1.0,
+    ),
+    "just above a tie, negative": (
+        [-1.0, -(2.0**-8), 2.0**-30, 2.0**-90, -(2.0**-30), -(2.0**-120)],
+        [1.0, 1.0, 2.0**-60, 2.0**-30, 2.0**-60, 2.0**-120],
+        -1.0,
+    ),
+    "only the smallest is left": (
+        [2.0**120, 3.0, -(2.0**120), -3.0, 2.0**-60, 0.0],
+        [2.0**120, 1.0, 2.0**120, 1.0, 2.0**-60, 0.0],
+        2.0**-120,
+    ),
+    "an exact tie": (
+        [2.0**100, 2.0**-100, 1.0, 2.0**-8, -(2.0**-100), -(2.0**100)],
+        [2.0**20, 2.0**-20, 1.0, 1.0, 2.0**-20, 2.0**20],
+        1.0,
+    ),
+    "beyond the largest number": (
+        [2.0**127, 2.0**-120, 2.0**127, 0.0, 0.0, 0.0],
+        [2.0**127, 2.0**-120, 2.0**127, 0.0, 0.0, 0.0],
+        float("inf"),
+    ),
 }
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(INT_OF_SIZE[tensor.element_size()])
+@pytest.fixture(
+    scope="module", params=["torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def hard_sums(request: pytest.FixtureRequest) -> dict[str, float]:
+    """The head sum of each of HARD_SUMS, on a device."""
+    calls = [one_column(g, k, torch.bfloat16) for g, k, _ in HARD_SUMS.values()]
+    if request.param == "torch":
+        returned = [kv_rope.concat_backward(*call) for call in calls]  # type: ignore[arg-type]
+    else:
+        target = "fast.kv_rope:concat_backward"
+        returned = call_triton({target: calls}, device=request.param)[target]
+    return {name: float(out[2][0, 0, 0, 0]) for name, out in zip(HARD_SUMS, returned, strict=True)}
 
 
-def with_special_row(tensor: torch.Tensor) -> torch.Tensor:
-    """Special values at the start of row 0 of every head, as many as fit."""
-    special = torch.tensor(SPECIAL_BITS[tensor.dtype], dtype=INT_OF_SIZE[tensor.element_size()])
-    columns = min(len(special), tensor.shape[-1])
-    bits(tensor)[:, :, :1, :columns] = special[:columns]
-    return tensor
+@pytest.mark.parametrize("name", HARD_SUMS)
+def test_head_sums_are_right_however_far_apart_the_terms(
+    hard_sums: dict[str, float], name: str
+) -> None:
+    assert hard_sums[name] == HARD_SUMS[name][2]
 
 
-def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    return actual.shape == expected.shape and torch.equal(bits(actual), bits(expected))
+# Positions
 
 
-def same_values(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal bits, but for the payload of a NaN that arithmetic made."""
-    numbers = ~expected.isnan()
-    return torch.equal(actual.isnan(), ~numbers) and same_bits(actual[numbers], expected[numbers])
+def static_inputs(position: list[int], *, grad: bool = False, rows: int = 2) -> Tensors:
+    """Inputs of ``static_forward``: B = 2, H = 3, M = 7, D = 8, float32."""
+    generator = torch.Generator().manual_seed(len(position))
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).requires_grad_(grad)
+
+    new = len(position)
+    states, cache, table = (2, 3, new, 8), (2, 3, 7, 8), (rows, new, 8)
+    shapes = (states, states, table, table, cache, cache)
+    return (*(draw(*shape) for shape in shapes), torch.tensor(position))
 
 
-def spread(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """The same values in memory that has a gap, of NaN or -1, after each entry of one dimension."""
-    shape, index = list(tensor.shape), [slice(None)] * tensor.dim()
-    shape[dim] *= 2
-    index[dim] = slice(None, None, 2)
-    gap = float("nan") if tensor.is_floating_point() else -1
-    return tensor.new_full(shape, gap)[tuple(index)].copy_(tensor)
+def concat_inputs(*, grad: bool = False, rows: int = 2) -> Tensors:
+    """Inputs of ``concat_forward``: B = 2, H = 3, N = 4, C = 7, D = 8, float32."""
+    *inputs, _ = static_inputs([0, 1, 2, 3], grad=grad, rows=rows)
+    inputs[2:4] = [table.detach()[:, None].requires_grad_(grad) for table in inputs[2:4]]
+    return tuple(inputs)
 
 
-def transposed(tensor: torch.Tensor) -> torch.Tensor:
-    """Dimensions 1 and 2 exchanged in memory: [B, H, S, D] as models pass it, over [B, S, H, D]."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+def backward_of(inputs: Tensors) -> Tensors:
+    """Inputs of ``static_backward`` from those of ``static_forward``."""
+    key, _, cos, sin, key_cache, value_cache, position = inputs
+    return (key_cache, value_cache, key, cos, sin, position)
 
 
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "contiguous": lambda tensor: tensor,
-    "transposed": transposed,
-    "rows apart": lambda tensor: spread(tensor, -2),
-    "columns apart": lambda tensor: spread(tensor, -1),
-}
+OUTSIDE = [3, -1, 7, 2**40, 0]
+INSIDE = [0, 4]  # tokens of OUTSIDE whose rows there are
 
 
-@dataclass(frozen=True)
-class Forward:
-    B: int
-    H: int
-    N: int
-    C: int
-    D: int
-    dtype: torch.dtype = torch.bfloat16
-    table_rows: int | None = None  # B if not given
-    layout: str = "contiguous"
-
-    def inputs(self) -> Tensors:
-        generator = torch.Generator().manual_seed(self.N)
-
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator).to(self.dtype)
-
-        rows = self.B if self.table_rows is None else self.table_rows
-        k, v = draw(self.B, self.H, self.N, self.D), draw(self.B, self.H, self.N, self.D)
-        cos, sin = draw(rows, 1, self.N, self.D), draw(rows, 1, self.N, self.D)
-        key_cache = with_special_row(draw(self.B, self.H, self.C, self.D))
-        value_cache = with_special_row(draw(self.B, self.H, self.C, self.D))
-        with_special_row(v)
-        inputs = (k, v, cos, sin, key_cache, value_cache)
-        return tuple(LAYOUTS[self.layout](tensor) for tensor in inputs)
+@pytest.fixture(
+    scope="module", params=["torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def outside(request: pytest.FixtureRequest) -> tuple[Tensors, Tensors]:
+    """What the static functions return where some positions are no rows."""
+    forward = static_inputs(OUTSIDE)
+    if request.param == "torch":
+        back = kv_rope.static_backward(*backward_of(forward))
+        return kv_rope.static_forward(*forward), back
+    names = ("fast.kv_rope:static_forward", "fast.kv_rope:static_backward")
+    calls = {names[0]: [forward], names[1]: [backward_of(forward)]}
+    returned = call_triton(calls, device=request.param)
+    return returned[names[0]][0], returned[names[1]][0]
 
 
-@dataclass(frozen=True)
-class Backward:
-    B: int
-    H: int
-    M: int
-    D: int
-    cache_position: tuple[int, ...]
-    dtype: torch.dtype = torch.bfloat16
-    layout: str = "contiguous"
+def test_tokens_whose_row_is_outside_the_cache_are_left_out(
+    outside: tuple[Tensors, Tensors],
+) -> None:
+    inputs = static_inputs(OUTSIDE)
+    fewer = tuple(
+        t[..., INSIDE, :] if i < 4 else t[INSIDE] if i == 6 else t for i, t in enumerate(inputs)
+    )
+    expected = kv_rope.static_forward(*fewer)
+    assert [torch.equal(*pair) for pair in zip(outside[0], expected, strict=True)] == [True, True]
+    gradients, kept = outside[1], kv_rope.static_backward(*backward_of(fewer))
+    for place in range(4):
+        assert torch.equal(gradients[place][..., INSIDE, :], kept[place])
+        assert not gradients[place][..., [1, 2, 3], :].any()
+    assert torch.equal(gradients[4], kept[4])
+    assert torch.equal(gradients[5], kept[5])
 
-    def inputs(self) -> Tensors:
-        N = len(self.cache_position)
-        generator = torch.Generator().manual_seed(N)
 
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator).to(self.dtype)
+@pytest.mark.parametrize("function", ["static_forward", "static_forward_", "static_backward"])
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        ([0, 1, -1, 9, 2], r"distinct rows in 0\.\.6, but entry 2 is -1"),
+        ([0, 1, 7, 9, 2], r"distinct rows in 0\.\.6, but entry 2 is 7"),
+        ([0, 1, 2, 1, 2], r"entry 3 is 1, a repetition"),
+    ],
+)
+def test_checked_positions_are_refused_with_the_first_bad_one(
+    function: str, position: list[int], message: str
+) -> None:
+    inputs = static_inputs(position)
+    arguments = backward_of(inputs) if function == "static_backward" else inputs
+    with pytest.raises(ValueError, match=message):
+        getattr(kv_rope, function)(*arguments, check=True)
 
-        grad_key_cache = with_special_row(draw(self.B, self.H, self.M, self.D))
-        grad_value_cache = with_special_row(draw(self.B, self.H, self.M, self.D))
-        k, cos, sin = (
-            draw(self.B, self.H, N, self.D),
-            draw(self.B, N, self.D),
-            draw(self.B, N, self.D),
+
+# Autograd and the compiler
+
+
+def forward_inputs(layout: str, *, grad: bool, rows: int) -> Tensors:
+    if layout == "concat":
+        return concat_inputs(grad=grad, rows=rows)
+    return static_inputs([5, 0, 6, 2], grad=grad, rows=rows)
+
+
+@pytest.mark.parametrize("rows", [2, 1])
+@pytest.mark.parametrize("layout", ["concat", "static"])
+def test_the_gradient_is_that_of_the_reference(layout: str, rows: int) -> None:
+    inputs = forward_inputs(layout, grad=True, rows=rows)
+    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    outputs = getattr(kv_rope, f"{layout}_forward")(*inputs)
+    cotangents = [torch.randn_like(output) for output in outputs]
+    actual = torch.autograd.grad(outputs, leaves, cotangents)
+    reference = oracle.find_operator(f"kv_rope.{layout}.forward").reference(inputs, torch.float64)
+    wide = [cotangent.double() for cotangent in cotangents]
+    expected = torch.autograd.grad(reference, leaves, wide)
+    for mine, exact in zip(actual, expected, strict=True):
+        # The reference rounds a float64 result; a table shared by two entries is rounded thrice.
+        torch.testing.assert_close(mine, exact, rtol=2e-7, atol=2e-6 if rows == 1 else 0)
+
+
+@pytest.mark.parametrize("layout", ["concat", "static"])
+def test_a_compiled_function_holds_the_whole_call(layout: str) -> None:
+    inputs = forward_inputs(layout, grad=True, rows=2)
+    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    function = getattr(kv_rope, f"{layout}_forward")
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected, actual = function(*inputs), compiled(*inputs)
+    assert all(map(torch.equal, actual, expected))
+    cotangents = [torch.randn_like(output) for output in expected]
+    assert all(
+        map(
+            torch.equal,
+            torch.autograd.grad(actual, leaves, cotangents),
+            torch.autograd.grad(expected, leaves, cotangents),
         )
-        cache_position = torch.tensor(self.cache_position, dtype=torch.int64)
-        inputs = (grad_key_cache, grad_value_cache, k, cos, sin)
-        if self.layout == "columns apart":
-            cache_position = spread(cache_position, 0)
-        return (*(LAYOUTS[self.layout](tensor) for tensor in inputs), cache_position)
-
-
-FORWARD_CASES = {
-    "no two axes of one size": Forward(B=2, H=3, N=5, C=7, D=8),
-    "one of everything": Forward(B=1, H=1, N=1, C=1, D=2),
-    "a decode step": Forward(B=3, H=2, N=1, C=255, D=128),
-    "several tiles, split inside one": Forward(B=2, H=1, N=200, C=77, D=128),
-    "D is no power of two": Forward(B=2, H=3, N=5, C=7, D=96),
-    "D / 2 is odd": Forward(B=2, H=3, N=5, C=7, D=6),
-    "one table for the batch": Forward(B=3, H=2, N=5, C=7, D=8, table_rows=1),
-    "transposed": Forward(B=2, H=3, N=5, C=7, D=8, layout="transposed"),
-    "rows apart": Forward(B=2, H=3, N=5, C=7, D=8, layout="rows apart"),
-    "columns apart": Forward(B=2, H=3, N=5, C=7, D=8, layout="columns apart"),
-    "columns apart, one table": Forward(
-        B=3, H=2, N=5, C=7, D=6, table_rows=1, layout="columns apart"
-    ),
-    "float16": Forward(B=2, H=3, N=5, C=7, D=8, dtype=torch.float16),
-    "float32": Forward(B=2, H=3, N=5, C=7, D=8, dtype=torch.float32),
-    "an empty cache": Forward(B=2, H=3, N=5, C=0, D=8),
-    "no new token": Forward(B=2, H=3, N=0, C=7, D=8),
-    "an empty sequence": Forward(B=2, H=3, N=0, C=0, D=8),
-    "an empty batch": Forward(B=0, H=3, N=5, C=7, D=8),
-}
-
-# Special values lie in cache row 0: among the positions of some cases, kept in others.
-BACKWARD_CASES = {
-    "no two axes of one size": Backward(B=2, H=3, M=11, D=8, cache_position=(7, 2, 9, 3, 4)),
-    "one of everything": Backward(B=1, H=1, M=1, D=2, cache_position=(0,)),
-    "one token": Backward(B=3, H=2, M=300, D=128, cache_position=(255,)),
-    "several tiles and steps": Backward(
-        B=2, H=1, M=277, D=128, cache_position=(*range(276, 77, -1), 0)
-    ),
-    "the whole cache": Backward(B=2, H=3, M=5, D=8, cache_position=(3, 1, 4, 0, 2)),
-    "D is no power of two": Backward(B=2, H=3, M=11, D=96, cache_position=(7, 2, 9, 0, 4)),
-    "D / 2 is odd": Backward(B=2, H=3, M=11, D=6, cache_position=(7, 2, 9, 0, 4)),
-    "transposed": Backward(
-        B=2, H=3, M=11, D=8, cache_position=(7, 2, 9, 0, 4), layout="transposed"
-    ),
-    "rows apart": Backward(
-        B=2, H=3, M=11, D=8, cache_position=(7, 2, 9, 0, 4), layout="rows apart"
-    ),
-    "columns apart": Backward(
-        B=2, H=3, M=11, D=8, cache_position=(7, 2, 9, 0, 4), layout="columns apart"
-    ),
-    "float16": Backward(B=2, H=3, M=11, D=8, cache_position=(7, 2, 9, 0, 4), dtype=torch.float16),
-    "float32": Backward(B=2, H=3, M=11, D=8, cache_position=(7, 2, 9, 0, 4), dtype=torch.float32),
-    "no token": Backward(B=2, H=3, M=11, D=8, cache_position=()),
-    "an empty cache": Backward(B=2, H=3, M=0, D=8, cache_position=()),
-    "an empty batch": Backward(B=0, H=3, M=11, D=8, cache_position=(7, 2, 9, 0, 4)),
-}
-
-
-def rotate_half(x: torch.Tensor) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-
-
-def rotate_half_transposed(y: torch.Tensor) -> torch.Tensor:
-    half = y.shape[-1] // 2
-    return torch.cat((y[..., half:], -y[..., :half]), dim=-1)
-
-
-def sum_over_heads(terms: torch.Tensor) -> torch.Tensor:
-    """In float32 and from head 0 up, as in the kernel: the rounding depends on the order."""
-    total = torch.zeros_like(terms[:, 0])
-    for term in terms.unbind(1):
-        total = total + term
-    return total
-
-
-def expected_forward(inputs: Tensors) -> Tensors:
-    k, v, cos, sin, key_cache, value_cache = inputs
-    rotated = (k.float() * cos.float() + rotate_half(k.float()) * sin.float()).to(k.dtype)
-    return torch.cat((key_cache, rotated), 2), torch.cat((value_cache, v), 2)
-
-
-def expected_backward(inputs: Tensors) -> Tensors:
-    grad_key_cache, grad_value_cache, key_states, cos, sin, cache_position = inputs
-    dtype = key_states.dtype
-    g, k = grad_key_cache[:, :, cache_position].float(), key_states.float()
-    cos, sin = cos.float()[:, None], sin.float()[:, None]
-    zeroed_key, zeroed_value = grad_key_cache.clone(), grad_value_cache.clone()
-    zeroed_key[:, :, cache_position] = 0
-    zeroed_value[:, :, cache_position] = 0
-    return (
-        (g * cos + rotate_half_transposed(g * sin)).to(dtype),
-        grad_value_cache[:, :, cache_position],
-        sum_over_heads(g * k).to(dtype),
-        sum_over_heads(g * rotate_half(k)).to(dtype),
-        zeroed_key,
-        zeroed_value,
     )
 
 
-def assert_forward(actual: Tensors, inputs: Tensors) -> None:
-    expected = expected_forward(inputs)
-    assert len(actual) == 2
-    assert [same_bits(*pair) for pair in zip(actual, expected, strict=True)] == [True, True]
-    assert all(output.is_contiguous() for output in actual)
+def test_a_compiled_update_in_place_is_the_fresh_one() -> None:
+    inputs = static_inputs([5, 0, 6, 2])
+    expected = kv_rope.static_forward(*inputs)
+    caches = [cache.clone() for cache in inputs[4:6]]
+    compiled = torch.compile(kv_rope.static_forward_, fullgraph=True, backend="aot_eager")
+    compiled(*inputs[:4], *caches, inputs[6])
+    assert all(map(torch.equal, caches, expected))
 
 
-def assert_backward(actual: Tensors, inputs: Tensors) -> None:
-    expected = expected_backward(inputs)
-    computed, copied = (0, 2, 3), (1, 4, 5)
-    assert len(actual) == 6
-    assert [same_values(actual[i], expected[i]) for i in computed] == [True] * 3
-    assert [same_bits(actual[i], expected[i]) for i in copied] == [True] * 3
-    assert all(output.is_contiguous() for output in actual)
+OPERATOR_CALLS: dict[str, Callable[[], Tensors]] = {
+    "concat_forward": lambda: concat_inputs(grad=True),
+    "static_forward": lambda: static_inputs([5, 0, 6], grad=True, rows=1),
+    "static_forward_": lambda: static_inputs([5, 0, 6]),
+    "static_backward": lambda: backward_of(static_inputs([5, 0, 6])),
+    "concat_backward": lambda: (*concat_inputs()[4:], concat_inputs()[0], *concat_inputs()[2:4]),
+}
 
 
-@pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def results(request: pytest.FixtureRequest) -> Results:
-    """What the kernels return, by function, in the order of the cases."""
-    calls = {
-        "fast.kv_rope:concat_forward": [case.inputs() for case in FORWARD_CASES.values()],
-        "fast.kv_rope:static_backward": [case.inputs() for case in BACKWARD_CASES.values()],
-    }
-    return call_triton(calls, device=request.param)
+@pytest.mark.parametrize("name", OPERATOR_CALLS)
+def test_torch_accepts_the_registration(name: str) -> None:
+    torch.library.opcheck(getattr(OPS, name), OPERATOR_CALLS[name]())
 
 
-@pytest.mark.parametrize("name", FORWARD_CASES)
-def test_the_forward_kernel_equals_float32_with_one_rounding(results: Results, name: str) -> None:
-    actual = results["fast.kv_rope:concat_forward"][list(FORWARD_CASES).index(name)]
-    assert_forward(actual, FORWARD_CASES[name].inputs())
+def test_a_second_derivative_is_refused() -> None:
+    inputs = backward_of(static_inputs([5, 0], grad=True))
+    with pytest.raises(NotImplementedError, match="no gradients of their own"):
+        kv_rope.static_backward(*inputs)[0].sum().backward()
 
 
-@pytest.mark.parametrize("name", BACKWARD_CASES)
-def test_the_backward_kernel_equals_float32_with_one_rounding(results: Results, name: str) -> None:
-    actual = results["fast.kv_rope:static_backward"][list(BACKWARD_CASES).index(name)]
-    assert_backward(actual, BACKWARD_CASES[name].inputs())
+def test_writing_in_place_invalidates_what_autograd_saved() -> None:
+    inputs = static_inputs([5, 0])
+    weight = torch.ones(7, 8, requires_grad=True)
+    product = (weight * inputs[4]).sum()
+    kv_rope.static_forward_(*inputs)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
 
 
-@pytest.mark.parametrize("name", FORWARD_CASES)
-def test_the_forward_without_triton_equals_float32_with_one_rounding(name: str) -> None:
-    inputs = FORWARD_CASES[name].inputs()
-    assert_forward(concat_forward(*inputs), inputs)
-
-
-@pytest.mark.parametrize("name", BACKWARD_CASES)
-def test_the_backward_without_triton_equals_float32_with_one_rounding(name: str) -> None:
-    # Of two heads the sum does not depend on the order, which PyTorch does not promise.
-    inputs = replace(BACKWARD_CASES[name], H=2).inputs()
-    assert_backward(static_backward(*inputs), inputs)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_outputs_share_no_memory_with_inputs_or_each_other(layout: str) -> None:
-    forward = Forward(B=2, H=3, N=0, C=7, D=8, layout=layout).inputs()
-    backward = Backward(B=2, H=3, M=11, D=8, cache_position=(), layout=layout).inputs()
-    for tensors in (
-        (*forward, *concat_forward(*forward)),
-        (*backward, *static_backward(*backward)),
-    ):
-        storages = [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
-        assert len(set(storages)) == len(storages)
-
+# Inputs that do not fit
 
 STATES, CACHE, TABLE = (2, 3, 5, 8), (2, 3, 7, 8), (2, 1, 5, 8)
 
@@ -296,7 +268,6 @@ STATES, CACHE, TABLE = (2, 3, 5, 8), (2, 3, 7, 8), (2, 1, 5, 8)
         (4, torch.zeros(7, 8), r"key_cache must have 4 dimensions, but has shape \[7, 8\]"),
         (5, torch.zeros(2, 3, 6, 8), r"value_cache must have shape \[2, 3, 7, 8\]"),
         (5, torch.zeros(CACHE).half(), r"value_cache is torch\.float16, but key_states is"),
-        (5, torch.zeros(CACHE, device="meta"), r"value_cache is on meta, but key_states is on cpu"),
     ],
 )
 def test_the_forward_names_the_input_that_does_not_fit(
@@ -305,40 +276,30 @@ def test_the_forward_names_the_input_that_does_not_fit(
     inputs = [torch.zeros(shape) for shape in (STATES, STATES, TABLE, TABLE, CACHE, CACHE)]
     inputs[index] = bad
     with pytest.raises(ValueError, match=message):
-        concat_forward(*inputs)
+        kv_rope.concat_forward(*inputs)
+
+
+def test_the_backward_refuses_a_cache_shorter_than_the_new_tokens() -> None:
+    short = torch.zeros(2, 3, 4, 8)
+    with pytest.raises(ValueError, match=r"has 4 rows, fewer than the 5 new tokens"):
+        kv_rope.concat_backward(
+            short, short, torch.zeros(STATES), torch.zeros(TABLE), torch.zeros(TABLE)
+        )
 
 
 @pytest.mark.parametrize(
-    ("cache_position", "message"),
+    ("position", "message"),
     [
-        (torch.tensor([0, 1, -1, 9, 2]), r"distinct rows in 0\.\.6, but entry 2 is -1"),
-        (torch.tensor([0, 1, 7, 9, 2]), r"distinct rows in 0\.\.6, but entry 2 is 7"),
-        (torch.tensor([0, 1, 2, 1, 2]), r"entry 3 is 1, a repetition"),
         (torch.tensor([0, 1, 2, 3]), r"int64 of shape \[5\], but is torch\.int64 of shape \[4\]"),
         (torch.arange(5, dtype=torch.int32), r"int64 of shape \[5\], but is torch\.int32"),
-        (torch.arange(5, device="meta"), r"cache_position is on meta, but key_states on cpu"),
     ],
 )
-def test_the_backward_names_the_first_bad_position(
-    cache_position: torch.Tensor, message: str
+def test_positions_of_another_type_or_shape_are_refused(
+    position: torch.Tensor, message: str
 ) -> None:
-    shapes = (CACHE, CACHE, STATES, (2, 5, 8), (2, 5, 8))
+    *inputs, _ = backward_of(static_inputs([0, 1, 2, 3, 4]))
     with pytest.raises(ValueError, match=message):
-        static_backward(*(torch.zeros(shape) for shape in shapes), cache_position)
-
-
-def test_the_kernels_compile_ahead_of_time_without_spills() -> None:
-    tile = {"HEAD_DIM": 128, "BLOCK_ROWS": 16, "BLOCK_HALF": 64}
-    kernels = []
-    for pointer in ("*bf16", "*fp16", "*fp32"):
-        types = (*8 * [pointer], *6 * ["strides"], *4 * ["i32"])
-        kernels.append(Kernel("fast.kv_rope:_concat_forward_kernel", types, tile))
-        pointers = (*5 * [pointer], "*i64", *6 * [pointer])
-        types = (*pointers, *5 * ["strides"], "i64", *5 * ["i32"])
-        constants = {**tile, "NUM_HEADS": 8, "BLOCK_POSITIONS": 128}
-        kernels.append(Kernel("fast.kv_rope:_static_backward_kernel", types, constants))
-    for kernel, used in zip(kernels, compile_for_sm90(kernels), strict=True):
-        assert (used.stack_bytes, used.local_bytes) == (0, 0), kernel
+        kv_rope.static_backward(*inputs, position)
 
 
 def test_importing_fast_is_cheap_and_never_imports_the_oracle() -> None:

@@ -24,7 +24,7 @@ from .certified import (
 )
 from .definition import Block, Copied, Operator, Summed, TensorSpec
 from .rounding import Format, format_of, ulp
-from .scheme import SINGLE_ROUNDING, SchemeResult, SchemeTally
+from .scheme import EXACT_ROUNDING, SINGLE_ROUNDING, SchemeResult, SchemeTally
 from .verdict import GRADES, Element, RegionResult
 
 SCHEME_ELEMENTS = 1 << 22
@@ -105,8 +105,8 @@ class _Tally:
     def _scheme_name(self) -> str:
         if self.scheme is not None:
             return self.scheme.name or ""
-        rounded_once = self.grade() in ("correctly_rounded", "single_rounding")
-        return SINGLE_ROUNDING if rounded_once else ""
+        names = {"correctly_rounded": EXACT_ROUNDING, "single_rounding": SINGLE_ROUNDING}
+        return names.get(self.grade() or "", "")
 
     @property
     def needs_explanation(self) -> bool:

@@ -70,6 +70,9 @@ MOST_CLUSTERS = 1 << 16
 SINGLE_ROUNDING = "one rounding of a float32 sum"
 """The name of the scheme that stores no product."""
 
+EXACT_ROUNDING = "one rounding of the exact sum"
+"""What is said of values that are all correctly rounded."""
+
 TOO_FEW_DECIDED = "too few elements decided to tell"
 """The name where no scheme can be ruled out, as in float32, or where there is nothing to see."""
 

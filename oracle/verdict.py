@@ -307,14 +307,16 @@ class Verdict:
     def rounding(self) -> dict[str, str]:
         """The rounding scheme behind each computed output, by name, where one explains all cases.
 
-        An output that needs nothing but one rounding in some cases may still store products: these
-        cases say nothing where others say more.
+        An output that is correctly rounded in some cases, or needs nothing but one rounding, may
+        still store products: these cases say nothing where others say more.
         """
         found: dict[str, list[set[str]]] = {}
         plain: dict[str, str] = {}
         for case in self.cases:
             for region in case.regions:
-                if region.grade in ("correctly_rounded", "single_rounding"):
+                if region.grade == "correctly_rounded":
+                    plain.setdefault(region.output, region.scheme)
+                elif region.grade == "single_rounding":
                     plain[region.output] = region.scheme
                 elif region.meaning == "computed":
                     found.setdefault(region.output, []).append(set(region.scheme.split(" or ")))

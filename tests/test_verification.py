@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import oracle
+from oracle.examples import single_rounding
 from oracle.verdict import CaseResult
 from oracle.verification import Interrupted, UsageError, select_cases
 from tests.wrong import concat_forward, static_backward
@@ -373,3 +374,61 @@ def test_a_verdict_survives_json() -> None:
     again = oracle.Verdict.from_dict(json.loads(text))
     assert again.to_dict() == verdict.to_dict()
     assert again.status == "wrong_values"
+
+
+# Claims of real kernels.
+
+
+def reads_first_halves(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Right where both halves of the tables are equal, as popular kernels are."""
+    key, value, cos, sin, *caches = inputs
+    half = cos.shape[-1] // 2
+    tables = (torch.cat((table[..., :half],) * 2, dim=-1) for table in (cos, sin))
+    return single_rounding.concat_forward(key, value, *tables, *caches)
+
+
+def for_head_dim_128(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    outputs = single_rounding.concat_forward(*inputs)
+    return outputs if inputs[0].shape[-1] == 128 else tuple(x + 1 for x in outputs)
+
+
+def test_a_kernel_that_reads_one_half_of_the_tables_passes_under_its_claim_only() -> None:
+    settings: dict[str, Any] = {"cases": "probes", "isolate": False}
+    claimed = oracle.verify(reads_first_halves, FORWARD, where={"tables": "paired"}, **settings)
+    assert claimed.passed, claimed.summary()
+    assert claimed.domain == "general where tables=paired"
+    assert claimed.grade == "single_rounding"
+    free = oracle.verify(reads_first_halves, FORWARD, **settings)
+    assert free.status == "wrong_values"
+    assert free.diagnosis is not None
+    assert free.diagnosis.name == "first-half-of-the-tables"
+
+
+def test_a_kernel_for_head_dim_128_is_rejected_in_general_and_told_its_claim() -> None:
+    verdict = oracle.verify(
+        for_head_dim_128, FORWARD, cases="probes", domain="general", isolate=False
+    )
+    assert verdict.status == "wrong_values"
+    assert "it meets the contract under --where head_dim=128." in verdict.claim
+
+
+def test_float16_of_head_dim_64_and_32_heads_is_judged_under_a_claim() -> None:
+    verdict = oracle.verify(
+        single_rounding.concat_forward,
+        FORWARD,
+        cases="probes",
+        where={"head_dim": 64, "num_kv_heads": 32, "dtype": "float16"},
+        isolate=False,
+    )
+    assert verdict.passed, verdict.summary()
+    assert verdict.domain == "general where head_dim=64 num_kv_heads=32 dtype=float16"
+    shapes = {(case.sizes["head_dim"], case.sizes["num_kv_heads"]) for case in verdict.cases}
+    assert shapes == {(64, 32)}
+
+
+@pytest.mark.gpu
+def test_offsets_of_32_bits_fail_past_2_to_the_31_elements() -> None:
+    verdict = oracle.verify(
+        "tests/hostile/offsets_in_32_bits.py:concat_forward", FORWARD, cases="large", device="cuda"
+    )
+    assert verdict.status in ("crashed", "wrong_values")

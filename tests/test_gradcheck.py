@@ -92,8 +92,31 @@ def test_every_fault_is_caught_and_what_is_right_passes_in_bfloat16(number):
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(smooth_functions(), st.integers(0, 10**6))
 def test_random_smooth_functions_raise_no_alarm(function, seed):
-    result = gradcheck(function, draw_inputs(seed), raise_exception=False)
+    inputs = draw_inputs(seed)
+    result = gradcheck(function, inputs, raise_exception=False)
+    if result.status == "inconclusive" and is_constant(function, inputs):
+        # y minus y: its derivative is rounding and nothing else, of which nothing can be known.
+        return
     assert result.passed, f"{function.text}: {result.summary()}"
+
+
+def is_constant(function, inputs):
+    """Whether all derivatives are zero but for roundings."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    total = function(*leaves).abs().sum()
+    if not total.requires_grad:
+        return True
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    return all(g is None or bool((g.abs() < 1e-12).all()) for g in gradients)
+
+
+def test_a_difference_of_equal_functions_is_inconclusive_and_no_false_alarm():
+    def function(x, y):
+        return y.expand(x.shape) - torch.softmax(x @ x.T, dim=-1) @ y.expand(x.shape)
+
+    inputs = draw_inputs(0)
+    assert is_constant(function, inputs)
+    assert gradcheck(function, inputs, raise_exception=False).status in ("passed", "inconclusive")
 
 
 def times_matrix(x: torch.Tensor) -> torch.Tensor:

@@ -142,7 +142,9 @@ def _case_words(cases: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _unknown_case(operator: Operator, name: str, names: Sequence[str]) -> UsageError:
-    close = get_close_matches(name, names, 3)
+    # In the general domain a case tried at other sizes carries them behind its name.
+    close = [other for other in names if other.startswith(f"{name}.")][:3]
+    close = close or get_close_matches(name, names, 3)
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return UsageError(
         f"{operator.id} has no case {name!r} in this domain{hint} Use {_known_words()}, or a name"

@@ -203,3 +203,8 @@ def test_inputs_reach_the_candidate_in_the_layout_of_the_case() -> None:
     )
     assert verdict.passed
     assert set(seen) == {(1, 6)}
+
+
+def test_a_case_tried_at_other_sizes_only_is_offered_by_its_own_name() -> None:
+    with pytest.raises(UsageError, match=r"no case 'random' .* did you mean random\.width-7"):
+        judge("right", where={"width": 7}, cases="random")

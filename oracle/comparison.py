@@ -27,7 +27,7 @@ from .rounding import Format, format_of, ulp
 from .scheme import EXACT_ROUNDING, SINGLE_ROUNDING, SchemeResult, SchemeTally
 from .verdict import GRADES, Element, RegionResult
 
-SCHEME_ELEMENTS = 1 << 22
+SCHEME_ELEMENTS = 1 << 15
 """A rounding scheme is looked for in so many elements of a region, the first ones."""
 
 _RELAXED: tuple[Contract, ...] = ("single_rounding", "stored_intermediates", "bounded_error")
@@ -207,7 +207,7 @@ def _find_scheme(
     """Look for the rounding scheme of a region, in its first elements."""
     found = SchemeTally(tally.fmt)
     elements = 0
-    for block in operator.blocks(inputs, tally.spec.name, block_elements(output.device)):
+    for block in operator.blocks(inputs, tally.spec.name, SCHEME_ELEMENTS):
         meaning = block.meaning
         if block.region != tally.region or not isinstance(meaning, Summed):
             continue
